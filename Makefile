@@ -1,0 +1,95 @@
+# Everyday commands; `make help` lists them. The environment lives in $(VENV) and is built on first use.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+PIP_FLAGS ?=
+MIN_FREE_GB ?= 8
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.deepseal-installed
+NATIVE := $(shell find cpp -name '*.[ch]pp')
+OMP_NUM_THREADS ?= 1
+
+.PHONY: help env demo test lint format types cpp-test benchmark-watermark clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+env: $(STAMP) ## Create the environment and install DeepSeal into it, ready for development
+
+demo: $(STAMP) ## Run the whole story on real data and write a report
+	@"$(BIN)/deepseal" demo $(ARGS)
+
+test: $(STAMP) ## Run the Python tests (ARGS='-m "not slow"' for the quick ones)
+	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/python" -m pytest $(ARGS)
+
+lint: $(STAMP) ## Check style and formatting
+	@"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+
+format: $(STAMP) ## Rewrite the Python files in the project's format
+	@"$(BIN)/ruff" format .
+
+types: $(STAMP) ## Check the types
+	@"$(BIN)/python" -m mypy
+
+cpp-test: ## Build and run the C++ tests (no Python needed where CMake is installed)
+	@if ! cmake=$$(command -v cmake); then
+	  $(MAKE) --no-print-directory env
+	  cmake=$$(realpath -s "$(BIN)/cmake")
+	fi
+	"$$cmake" -S . -B build/cpp-test -DCMAKE_BUILD_TYPE=RelWithDebInfo -DDEEPSEAL_BUILD_TESTS=ON -DDEEPSEAL_BUILD_PYTHON=OFF
+	"$$cmake" --build build/cpp-test --parallel
+	cd build/cpp-test
+	"$${cmake%cmake}ctest" --output-on-failure
+
+benchmark-watermark: $(STAMP) ## Reproduce the DeepSigns table
+	@"$(BIN)/python" benchmarks/watermark_deepsigns.py $(ARGS)
+
+clean: ## Remove builds and caches (keeps the environment and your results)
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis htmlcov
+	rm -f .coverage .coverage.*
+	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Written last, so that an install which failed or was interrupted is taken up again.
+$(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
+	@fail() { printf 'make: %s\n' "$$*" >&2; exit 1; }
+	python="$(BIN)/python"
+	"$$python" -m pip --version >/dev/null 2>&1 || python="$(PYTHON)"
+
+	command -v "$$python" >/dev/null ||
+	  fail "expected Python 3.10 or newer, found no '$$python': run 'apt install python3', or set PYTHON"
+	found=$$("$$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])') ||
+	  fail "expected Python 3.10 or newer, found that '$$python' does not run: set PYTHON"
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+	  fail "expected Python 3.10 or newer, found $$found ($$python): install a newer one and set PYTHON"
+	"$$python" -c 'import ensurepip, venv' 2>/dev/null ||
+	  fail "expected Python's venv and ensurepip modules, found none in $$python: run 'apt install python3-venv'"
+	"$$python" -c 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null ||
+	  fail "expected Python's C headers, found no Python.h for $$python: run 'apt install python3-dev'"
+
+	cxx=$${CXX:-$$(command -v c++ || command -v g++ || command -v clang++ || true)}
+	[ -n "$$cxx" ] || fail "expected a C++20 compiler, found none: run 'apt install g++'"
+	echo '#include <compare>' | $$cxx -std=c++20 -fsyntax-only -x c++ - 2>/dev/null ||
+	  fail "expected a C++20 compiler, found that '$$cxx' is none: run 'apt install g++' (10 or newer), or set CXX"
+	command -v git >/dev/null ||
+	  echo "make: expected git, found none: results will not name the source revision; run 'apt install git'" >&2
+
+	if ! "$(BIN)/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null; then
+	  free=$$(($$(df -Pk . | awk 'NR == 2 { print $$4 }') / 1048576))
+	  [ "$$free" -ge "$(MIN_FREE_GB)" ] ||
+	    fail "expected $(MIN_FREE_GB) GB of free disk space for PyTorch, found $$free GB: free some, or set VENV to another disk"
+	  echo "make: installing DeepSeal into $(VENV); the first time this downloads about 3 GB"
+	fi
+	if [ "$$python" != "$(BIN)/python" ]; then
+	  "$$python" -m venv "$(VENV)" || fail "expected to create $(VENV), but it failed: remove that folder and run make again"
+	fi
+	"$(BIN)/python" -m pip install --disable-pip-version-check $(PIP_FLAGS) -e '.[dev]' |
+	  { grep --line-buffered -v '^Requirement already satisfied' || true; }
+	touch "$@"

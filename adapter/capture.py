@@ -1,0 +1,138 @@
+"""Reading hidden layers by qualified name: hooks live inside one ``with`` and are always removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deepseal.errors import InputError, UnknownNameError
+
+Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
+PARAMETRIC = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMALISATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class _Enough(Exception):
+    """Ends a forward pass whose remaining layers nobody reads."""
+
+
+def find_layer(module: nn.Module, name: str) -> nn.Module:
+    """The submodule with a qualified name.
+
+    Raises:
+        UnknownNameError: no such layer; the message lists near names.
+    """
+    layers = {known: layer for known, layer in module.named_modules() if known}
+    if name not in layers:
+        raise UnknownNameError("layer", name, layers)
+    return layers[name]
+
+
+@contextmanager
+def hooked(module: nn.Module, hooks: Sequence[tuple[str, Hook]]) -> Iterator[None]:
+    """Forward hooks on named layers, removed on leaving, also after an error."""
+    handles = []
+    try:
+        for name, hook in hooks:
+            handles.append(find_layer(module, name).register_forward_hook(hook))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def recording(module: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """A dictionary that a forward pass fills with the outputs of the named layers, graph attached.
+
+    The tensors are copies, so that an in-place activation after the layer does not change them.
+
+    Raises:
+        UnknownNameError: an unknown layer.
+        InputError: a layer that runs twice in one pass, or gives something other than a tensor.
+    """
+    captured: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Hook:
+        def keep(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+            captured[name] = _tensor(name, output, captured)
+
+        return keep
+
+    with hooked(module, [(name, hook(name)) for name in layers]):
+        yield captured
+
+
+def forward_to(
+    module: nn.Module, x: Tensor, layers: Sequence[str], *, call: Callable[[Tensor], Any] | None = None
+) -> dict[str, Tensor]:
+    """Outputs of the named layers, graph attached; the pass ends as soon as the last of them has run.
+
+    Args:
+        module: where the layers are.
+        x: what the module takes.
+        layers: qualified names.
+        call: runs the forward pass instead of the module itself, for instance with other weights.
+
+    Raises:
+        UnknownNameError: an unknown layer.
+        InputError: a layer that does not run, runs twice, or gives something other than a tensor.
+    """
+    captured: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Hook:
+        def keep(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+            captured[name] = _tensor(name, output, captured)
+            if len(captured) == len(set(layers)):
+                raise _Enough
+
+        return keep
+
+    with hooked(module, [(name, hook(name)) for name in dict.fromkeys(layers)]):
+        try:
+            (call or module)(x)
+        except _Enough:
+            return captured
+    missing = [name for name in layers if name not in captured]
+    raise InputError("layers that run in a forward pass", found=f"{missing} never ran", do="choose another layer")
+
+
+def execution_order(module: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, tuple[int, ...]]]:
+    """Leaf layers in the order in which they run on ``x``: qualified name, layer, output shape of one sample."""
+    order: list[tuple[str, nn.Module, tuple[int, ...]]] = []
+
+    def hook(name: str) -> Hook:
+        def note(layer: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+            if isinstance(output, Tensor):
+                order.append((name, layer, tuple(output.shape[1:])))
+
+        return note
+
+    leaves = [(name, hook(name)) for name, layer in module.named_modules() if name and not list(layer.children())]
+    with hooked(module, leaves), evaluating(module), torch.no_grad():
+        module(x)
+    return order
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; the training flag of every submodule is put back on leaving."""
+    flags = [(layer, layer.training) for layer in module.modules()]
+    try:
+        module.eval()
+        yield
+    finally:
+        for layer, training in flags:
+            layer.training = training
+
+
+def _tensor(name: str, output: Any, captured: dict[str, Tensor]) -> Tensor:
+    if name in captured:
+        raise InputError("a layer that runs once in a pass", found=f"{name!r} runs twice", do="choose another layer")
+    if not isinstance(output, Tensor):
+        raise InputError(f"a tensor from layer {name!r}", found=type(output).__name__, do="choose another layer")
+    return output.clone()

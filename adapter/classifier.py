@@ -1,0 +1,139 @@
+"""The concrete white box: a module plus an input spec, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deepseal.adapter.access import Output
+from deepseal.adapter.capture import evaluating, forward_to
+from deepseal.adapter.data import Split
+from deepseal.adapter.oracle import Oracle
+from deepseal.adapter.spec import InputSpec
+from deepseal.errors import InputError
+from deepseal.statistics import Rate, rate
+
+BATCH = 512
+
+
+class Classifier:
+    """A classifier: the user's module, held and never changed, and the spec of its input.
+
+    Args:
+        module: maps normalised (N, …) inputs to (N, classes) logits.
+        spec: what the module takes.
+        architecture: ``package.module:factory`` that rebuilds the module, or None when unknown.
+        metadata: plain values that travel with the weights, such as the training recipe.
+    """
+
+    output: Output = "logits"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        spec: InputSpec,
+        *,
+        architecture: str | None = None,
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.module = module
+        self.spec = spec
+        self.architecture = architecture
+        self.metadata = MappingProxyType(dict(metadata))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module's parameters are."""
+        return next((p.device for p in self.module.parameters()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the module's parameters."""
+        return next((p.dtype for p in self.module.parameters()), torch.float32)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(N, classes) logits in evaluation mode, differentiable in ``x``; inputs follow the module's device and dtype.
+
+        Raises:
+            InputError: inputs that do not fit the spec, or a module whose output is not (N, classes).
+        """
+        self.spec.check(x.detach())
+        with evaluating(self.module):
+            result = self.module(self.prepare(x))
+        if not isinstance(result, Tensor) or result.ndim != 2 or result.shape[1] != self.spec.num_classes:
+            found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise InputError(
+                f"logits of shape (N, {self.spec.num_classes}) from the model",
+                found=str(found),
+                do="use data with the classes the model was trained for",
+            )
+        return result
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """``x`` normalised, on the module's device and in its dtype: what the module itself takes."""
+        return self.spec.normalise(x.to(self.device, self.dtype))
+
+    @torch.no_grad()
+    def query(self, x: Tensor) -> Tensor:
+        """Detached logits on the CPU in float32, batched."""
+        if len(x) == 0:
+            return torch.empty(0, self.spec.num_classes)
+        return torch.cat([self.logits(part).float().cpu() for part in x.split(BATCH)])
+
+    def predict(self, x: Tensor) -> Tensor:
+        """(N,) labels."""
+        return self.query(x).argmax(dim=1)
+
+    @torch.no_grad()
+    def features(self, x: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Outputs of the named layers for a whole data set: detached, on the CPU, float32, (N, features).
+
+        Raises:
+            UnknownNameError: an unknown layer.
+            InputError: inputs that do not fit the spec.
+        """
+        self.spec.check(x)
+        if len(x) == 0:
+            raise InputError("at least one input", found="none", do="pass data")
+        parts: list[dict[str, Tensor]] = []
+        with evaluating(self.module):
+            for part in x.split(BATCH):
+                captured = forward_to(self.module, self.prepare(part), layers)
+                parts.append({name: value.flatten(1).float().cpu() for name, value in captured.items()})
+        return {name: torch.cat([part[name] for part in parts]) for name in dict.fromkeys(layers)}
+
+    def accuracy(self, split: Split) -> Rate:
+        """Share of correctly classified samples with its 95 % interval.
+
+        Raises:
+            InputError: no samples, or labels outside the model's classes.
+        """
+        split.check(self.spec)
+        correct = int((self.predict(split.x) == split.y).sum())
+        return rate(correct, len(split.y))
+
+    def copy(self, *, metadata: Mapping[str, Any] | None = None) -> Classifier:
+        """An independent copy of the module with the same spec; ``metadata`` adds to what is there."""
+        merged = {**self.metadata, **(metadata or {})}
+        return Classifier(copy.deepcopy(self.module), self.spec, architecture=self.architecture, metadata=merged)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.module.state_dict().items()):
+            digest.update(f"{name}\x1f{tensor.dtype}\x1f{tuple(tensor.shape)}\x1e".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def oracle(self, *, output: Output = "labels", max_queries: int | None = None) -> Oracle:
+        """A black box over a copy of this model: counted queries, no way back to the weights."""
+        return Oracle(self.copy().query, self.spec, output=output, max_queries=max_queries)
+
+    def __repr__(self) -> str:
+        return f"Classifier({self.architecture or type(self.module).__name__}, {self.spec})"

@@ -1,0 +1,251 @@
+"""The one training loop. Schemes and attacks bring their own loss; nobody writes another loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, execution_order
+from deepseal.adapter.checkpoint import build_module
+from deepseal.adapter.classifier import Classifier
+from deepseal.adapter.data import Split
+from deepseal.adapter.spec import InputSpec
+from deepseal.errors import InputError, TrainingError
+from deepseal.parameters import Parameters, parameter
+from deepseal.rng import Rng
+
+Progress = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe(Parameters):
+    """How to train. ``steps`` overrides ``epochs``."""
+
+    optimizer: str = parameter("adam", "update rule", choices=("adam", "adamw", "sgd"))
+    learning_rate: float = parameter(1e-3, "step size", minimum=1e-9, maximum=10.0)
+    epochs: int = parameter(10, "passes over the training data", minimum=0, maximum=10_000)
+    steps: int | None = parameter(None, "number of updates, instead of epochs", minimum=0)
+    batch_size: int = parameter(128, "samples an update", minimum=2)
+    momentum: float = parameter(0.9, "momentum, for sgd", minimum=0.0, maximum=0.999)
+    weight_decay: float = parameter(0.0, "weight decay", minimum=0.0, maximum=1.0)
+    schedule: str = parameter("constant", "course of the step size", choices=("constant", "linear", "cosine"))
+
+    def total_steps(self, samples: int) -> int:
+        """Updates on a data set of that size."""
+        return self.steps if self.steps is not None else self.epochs * math.ceil(samples / self.batch_size)
+
+    def factor(self, progress: float) -> float:
+        """Factor of the step size at ``progress`` (0 … 1) of the training."""
+        if self.schedule == "linear":
+            return 1.0 - progress
+        return 0.5 * (1.0 + math.cos(math.pi * progress)) if self.schedule == "cosine" else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a loss sees of one update.
+
+    Attributes:
+        module: the module in training (a copy; the loss may run it again).
+        x: (N, …) inputs of the batch in data space.
+        y: (N,) labels.
+        logits: (N, classes), graph attached.
+        index: number of this update, from 0.
+        total: number of all updates.
+        generator: the only randomness the loss may use.
+    """
+
+    module: nn.Module
+    x: Tensor
+    y: Tensor
+    logits: Tensor
+    index: int
+    total: int
+    generator: torch.Generator
+
+
+Loss = Callable[[Step], Tensor]
+
+
+def cross_entropy(step: Step) -> Tensor:
+    """Mean cross-entropy of the batch."""
+    return nn.functional.cross_entropy(step.logits, step.y)
+
+
+class Training:
+    """Training of a copy of ``model``, one update a ``step()``; ``result()`` is the trained classifier.
+
+    Args:
+        model: where to start; never changed.
+        data: training samples.
+        recipe: optimiser, length, batch size.
+        rng: all randomness (order of the batches, dropout, the loss's own).
+        loss: scalar to minimise.
+        trained: qualified names of the layers to train; None for all. The rest is frozen, its statistics too.
+        extra: further tensors to train, as (tensor, learning rate).
+
+    Raises:
+        InputError: data that do not fit the model.
+        TrainingError: the loss is not finite.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        data: Split,
+        *,
+        recipe: Recipe,
+        rng: Rng,
+        loss: Loss = cross_entropy,
+        trained: Sequence[str] | None = None,
+        extra: Sequence[tuple[Tensor, float]] = (),
+    ) -> None:
+        data.check(model.spec)
+        self._model, self._data, self._recipe, self._loss = model.copy(), data, recipe, loss
+        self._module = self._model.module
+        self._flags = [(p, p.requires_grad) for p in self._module.parameters()]
+        self._modes = [(layer, layer.training) for layer in self._module.modules()]
+        parameters = self._prepare(trained)
+        groups = [{"params": parameters, "lr": recipe.learning_rate}]
+        groups += [{"params": [tensor], "lr": learning_rate} for tensor, learning_rate in extra]
+        self._optimizer = _optimizer(recipe, groups)
+        self._base_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._order = rng.child("order").torch()
+        self._generator = rng.child("loss").torch()
+        self._dropout = rng.child("dropout").torch().get_state()
+        self._batches = self._batch_stream()
+        self._index = 0
+        self._total = recipe.total_steps(len(data))
+
+    def __len__(self) -> int:
+        return self._total
+
+    def step(self) -> float:
+        """One update; the value of the loss."""
+        index = next(self._batches)
+        x, y = self._data.x[index].to(self._model.device), self._data.y[index].to(self._model.device)
+        factor = self._recipe.factor(self._index / max(1, self._total))
+        for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
+            group["lr"] = base * factor
+        with self._private_rng():
+            logits = self._module(self._model.prepare(x))
+            state = Step(self._module, x, y, logits, self._index, self._total, self._generator)
+            loss = self._loss(state)
+            if not math.isfinite(float(loss.detach())):
+                raise TrainingError(f"the loss became {float(loss.detach())} at update {self._index}; use a smaller learning rate")
+            self._optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+        self._index += 1
+        return float(loss.detach())
+
+    def run(self, progress: Progress | None = None) -> Classifier:
+        """All updates, then the result."""
+        for index in range(self._total):
+            self.step()
+            if progress is not None:
+                progress(index + 1, self._total)
+        return self.result()
+
+    def result(self) -> Classifier:
+        """The classifier as trained up to now, with the flags of the original."""
+        result = self._model.copy()
+        for parameter_, (_, flag) in zip(result.module.parameters(), self._flags, strict=True):
+            parameter_.requires_grad_(flag)
+            parameter_.grad = None
+        for layer, (_, mode) in zip(result.module.modules(), self._modes, strict=True):
+            layer.training = mode
+        return result
+
+    def _prepare(self, trained: Sequence[str] | None) -> list[nn.Parameter]:
+        if trained is None:
+            self._module.train()
+            return [p for p in self._module.parameters() if p.requires_grad]
+        layers = dict(self._module.named_modules())
+        self._module.eval()
+        for parameter_ in self._module.parameters():
+            parameter_.requires_grad_(False)
+        chosen: list[nn.Parameter] = []
+        for name in trained:
+            layers[name].train()
+            chosen += [p.requires_grad_(True) for p in layers[name].parameters()]
+        return chosen
+
+    def _batch_stream(self) -> Iterator[Tensor]:
+        size = self._recipe.batch_size
+        while True:
+            order = torch.randperm(len(self._data), generator=self._order)
+            for batch in order.split(size):
+                if len(batch) > 1 or len(order) == 1:
+                    yield batch
+
+    @contextmanager
+    def _private_rng(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._dropout)
+            yield
+            self._dropout = torch.get_rng_state()
+
+
+def train(
+    model: Classifier,
+    data: Split,
+    *,
+    recipe: Recipe,
+    rng: Rng,
+    loss: Loss = cross_entropy,
+    trained: Sequence[str] | None = None,
+    extra: Sequence[tuple[Tensor, float]] = (),
+    progress: Progress | None = None,
+) -> Classifier:
+    """Train a copy of ``model`` to the end (see ``Training``)."""
+    return Training(model, data, recipe=recipe, rng=rng, loss=loss, trained=trained, extra=extra).run(progress)
+
+
+def initialise(architecture: str, spec: InputSpec, rng: Rng) -> Classifier:
+    """A freshly initialised classifier; the global random state is left alone.
+
+    Raises:
+        InputError: the architecture cannot be built.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.integer())
+        module = build_module(architecture, spec)
+    return Classifier(module, spec, architecture=architecture)
+
+
+def output_layer(model: Classifier) -> str:
+    """Qualified name of the last layer with weights, the one that gives the logits.
+
+    Raises:
+        InputError: a model without linear or convolutional layers.
+    """
+    x = model.prepare(torch.full((1, *model.spec.shape), sum(model.spec.bounds) / 2))
+    order = [name for name, layer, _ in execution_order(model.module, x) if isinstance(layer, PARAMETRIC)]
+    if not order:
+        raise InputError("a linear or convolutional layer", found="none in the model", do="use a model that has one")
+    return order[-1]
+
+
+def reinitialise(model: Classifier, layer: str, rng: Rng) -> Classifier:
+    """A copy whose named layer has fresh random weights."""
+    result = model.copy()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.integer())
+        target = dict(result.module.named_modules())[layer]
+        if not isinstance(target, (*PARAMETRIC, *NORMALISATION)):
+            raise InputError("a layer that can be reset", found=f"{layer} ({type(target).__name__})", do="name another")
+        target.reset_parameters()
+    return result
+
+
+def _optimizer(recipe: Recipe, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, weight_decay=recipe.weight_decay)

@@ -1,0 +1,1 @@
+"""Command line, reports and dashboard."""

@@ -1,0 +1,1 @@
+"""Removal attacks: one method, one file."""

@@ -1,0 +1,1 @@
+"""Run-time detection of adversarial inputs (DeepFense). Nothing is here yet."""

@@ -1,0 +1,1 @@
+"""Private inference with garbled circuits (DeepSecure). Nothing is here yet."""

@@ -1,0 +1,54 @@
+"""Errors for people: one line that says what was expected, what was found and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DeepSealError(Exception):
+    """Base of every error that DeepSeal raises on purpose; its text is one line, ready to be shown."""
+
+
+class InputError(DeepSealError, ValueError):
+    """The user's input cannot be used. The command line answers with exit code 2.
+
+    Args:
+        expected: what would have been right, as a noun phrase.
+        found: what was there instead.
+        do: the next step for the user, as an imperative.
+    """
+
+    def __init__(self, expected: str, *, found: str, do: str) -> None:
+        self.expected, self.found, self.do = expected, found, do
+        super().__init__(one_line(f"expected {expected}; found {found}; {do}"))
+
+
+class UnknownNameError(InputError):
+    """A name that is not among the known ones; the message lists the nearest.
+
+    Args:
+        kind: what the name stands for, such as "layer".
+        name: the unknown name.
+        known: all the names that would have been right.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = list(known)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:12]
+        more = ", …" if len(near) < len(names) and near == names[:12] else ""
+        choice = "use " + " or ".join(repr(n) for n in near) + more if near else f"there is no {kind} here to choose"
+        super().__init__(f"the name of a known {kind}", found=repr(name), do=choice)
+
+
+class TrainingError(DeepSealError):
+    """Training did not give a usable model, for instance since the loss became infinite."""
+
+
+class VerificationError(DeepSealError):
+    """An embedded mark could not be read back from the file that was written."""
+
+
+def one_line(text: str) -> str:
+    """The text with every run of white space as one space."""
+    return " ".join(text.split())

@@ -1,0 +1,109 @@
+"""Writing files so that a failure leaves nothing half done, and nothing is overwritten unasked."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from deepseal.errors import InputError
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would be larger than allowed here",
+    errno.EACCES: "no permission to write there",
+    errno.EPERM: "no permission to write there",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOENT: "the folder does not exist",
+    errno.ENOTDIR: "a part of the path is not a folder",
+    errno.EISDIR: "that is a folder",
+    errno.ENAMETOOLONG: "the name is too long",
+}
+
+
+def check_writable(path: Path, *, force: bool = False) -> None:
+    """Find out before the work starts whether ``path`` can be written after it.
+
+    Raises:
+        InputError: the file exists (without ``force``), or its folder is missing or not writable.
+    """
+    if path.is_dir():
+        raise InputError("a file name to write to", found=f"the folder {path}", do="add a file name")
+    if path.exists() and not force:
+        raise InputError(f"no file at {path}", found="one that exists", do="choose another name or add --force")
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        os.close(descriptor)
+        Path(name).unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_atomically(path: Path, data: bytes, *, force: bool = False, mode: int | None = None) -> None:
+    """Write all of ``data`` or nothing: a temporary file beside ``path``, flushed to disk, then renamed.
+
+    Args:
+        path: where to write.
+        data: the whole content.
+        force: replace a file that exists.
+        mode: permission bits; None gives what the process's umask allows.
+
+    Raises:
+        InputError: the file exists (without ``force``) or cannot be written; nothing is left behind.
+    """
+    check_writable(path, force=force)
+    temporary: Path | None = None
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        temporary = Path(name)
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(stream.fileno(), mode if mode is not None else 0o666 & ~_umask())
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if force:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)
+    except FileExistsError as error:
+        raise InputError(f"no file at {path}", found="one that exists", do="choose another name or add --force") from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def read_bytes(path: Path, what: str, *, limit: int | None = None) -> bytes:
+    """The content of a file that the user named.
+
+    Raises:
+        InputError: no such file, no permission, a folder, or larger than ``limit`` bytes.
+    """
+    try:
+        if limit is not None and path.stat().st_size > limit:
+            raise InputError(f"{what} of at most {limit} bytes", found=f"{path.stat().st_size} bytes", do="check the file")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{what} at {path}", found=_reason(error), do="check the name and its permissions") from error
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        return "no such file"
+    return _REASONS.get(error.errno or 0, error.strerror or str(error))
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    return InputError(f"{path} to be writable", found=reason, do="choose another place or make room")

@@ -1,0 +1,132 @@
+"""The folders at the root are one package: as links, when imported, and in what is built for users."""
+
+import importlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from deepseal import _native
+
+ROOT = Path(__file__).resolve().parents[2]
+SUBPACKAGES = ("adapter", "watermark", "defense", "attacks", "secure_inference", "apps")
+
+
+def in_git_checkout() -> bool:
+    return (ROOT / ".git").exists() and shutil.which("git") is not None
+
+
+@pytest.mark.skipif(not in_git_checkout(), reason="the links are checked in a git checkout only")
+@pytest.mark.parametrize("name", SUBPACKAGES)
+def test_subpackage_is_a_relative_link_to_the_root_folder(name: str) -> None:
+    link = ROOT / "src" / "deepseal" / name
+    assert link.is_symlink()
+    assert os.readlink(link) == f"../../{name}"
+    assert link.resolve() == ROOT / name
+    assert not (ROOT / name).is_symlink()
+
+
+@pytest.mark.skipif(not in_git_checkout(), reason="the links are checked in a git checkout only")
+def test_links_are_committed_as_links() -> None:
+    listing = subprocess.run(
+        ["git", "ls-files", "--stage", "--", *(f"src/deepseal/{name}" for name in SUBPACKAGES)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    if not listing:
+        pytest.skip("the links are not added to git yet")
+    modes = {line.split("\t")[1]: line.split()[0] for line in listing.splitlines()}
+    assert modes == {f"src/deepseal/{name}": "120000" for name in SUBPACKAGES}
+
+
+@pytest.mark.parametrize("name", SUBPACKAGES)
+def test_subpackage_imports(name: str) -> None:
+    module = importlib.import_module(f"deepseal.{name}")
+    assert module.__name__ == f"deepseal.{name}"
+    assert module.__doc__
+
+
+def test_no_subpackage_is_installed_under_a_bare_name() -> None:
+    installed = {file.parts[0] for file in metadata.files("deepseal") or ()}
+    assert installed.isdisjoint(SUBPACKAGES)
+
+
+def test_cpu_features_are_named_booleans() -> None:
+    features = _native.cpu_features()
+    assert set(features) == {
+        "aes",
+        "vaes",
+        "pclmul",
+        "vpclmulqdq",
+        "avx2",
+        "avx512f",
+        "avx512bw",
+        "avx512vl",
+    }
+    assert all(type(value) is bool for value in features.values())
+    if features["avx512bw"] or features["avx512vl"]:
+        assert features["avx512f"]
+
+
+def test_native_module_says_how_it_was_built() -> None:
+    machine = platform.machine().lower()
+    assert _native.architecture() == {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+    name, version = _native.compiler().split(" ", 1)
+    assert name in {"GCC", "Clang"}
+    assert version[0].isdigit()
+
+
+def test_stub_matches_the_native_module() -> None:
+    stub = (ROOT / "src" / "deepseal" / "_native.pyi").read_text(encoding="utf-8")
+    public = [name for name in vars(_native) if not name.startswith("_")]
+    assert [name for name in public if f"def {name}(" not in stub] == []
+
+
+@pytest.mark.slow
+def test_built_distributions_hold_every_subpackage(tmp_path: Path) -> None:
+    for needed in ("build", "scikit_build_core", "pybind11"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed, so nothing can be built here")
+    scripts = Path(sys.executable).parent
+    built = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+
+    expected = {
+        "deepseal/" + file.relative_to(ROOT / "src" / "deepseal").as_posix()
+        for folder in ("", *SUBPACKAGES)
+        for file in (ROOT / "src" / "deepseal" / folder).glob("**/*.py" if folder else "*.py*")
+    }
+    assert {f"deepseal/{name}/__init__.py" for name in SUBPACKAGES} < expected
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        members = {member.name.partition("/")[2]: member for member in archive}
+    assert {f"src/{name}" for name in expected} <= members.keys()
+    assert {"CMakeLists.txt", "LICENSE", "cpp/src/cpu.cpp", "pyproject.toml"} <= members.keys()
+    assert all(member.isfile() for member in members.values())
+    assert {name.partition("/")[0] for name in members}.isdisjoint(SUBPACKAGES)
+
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (entry_points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
+        assert "deepseal = deepseal.apps.cli:main" in archive.read(entry_points).decode()
+    assert expected | {"deepseal/py.typed", "deepseal/_native.pyi"} <= names
+    assert any(name.startswith("deepseal/_native.") and name.endswith((".so", ".dylib")) for name in names)
+    tops = {name.partition("/")[0] for name in names}
+    assert tops == {"deepseal", f"deepseal-{metadata.version('deepseal')}.dist-info"}

@@ -1,0 +1,134 @@
+"""The owner's key as a value: self-describing, never printed, on disk encrypted when a passphrase is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepseal.adapter import InputSpec
+from deepseal.errors import InputError
+from deepseal.rng import XOF, expand, expand_bits
+
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Key:
+    """Everything that a verifier needs beside the suspect model.
+
+    Attributes:
+        scheme: name in the registry of schemes.
+        params: parameters of the scheme, so that verification needs no options.
+        owner: text of the message, such as the owner's name.
+        secret: 32 bytes from which the scheme expands mask, projections and trigger choice with the XOF.
+        spec: input of the model.
+        public: what may be shown: layers, carriers, bits.
+        tensors: trigger inputs and labels; they can hold training data, so they are as private as the secret.
+        reproducible: the secret came from a seed that somebody else could try.
+    """
+
+    scheme: str
+    params: Mapping[str, Any]
+    owner: str
+    secret: bytes = dataclasses.field(repr=False)
+    spec: InputSpec
+    public: Mapping[str, Any]
+    tensors: Mapping[str, Tensor] = dataclasses.field(default_factory=lambda: MappingProxyType({}), repr=False)
+    reproducible: bool = False
+    version: int = VERSION
+
+    @property
+    def bits(self) -> int:
+        """Length of the message."""
+        return int(self.public["bits"])
+
+    def message(self) -> NDArray[np.uint8]:
+        """The bits to embed: the text's bits XOR a mask that is uniform given everything but the secret.
+
+        An unmarked model does not depend on the mask, so each of its bits is an independent fair coin and the
+        binomial p-value is exact, whatever the projections and triggers.
+        """
+        return text_bits(self.owner, self.bits) ^ expand_bits(self.secret, "mask", self.bits)
+
+    def read_text(self, bits: NDArray[np.uint8]) -> str | None:
+        """The text that extracted bits spell, or None when it does not fit the message or is not text."""
+        if len(self.owner.encode()) * 8 > self.bits:
+            return None
+        plain = np.packbits(bits ^ expand_bits(self.secret, "mask", self.bits)).tobytes().rstrip(b"\0")
+        text = plain.decode(errors="replace")
+        return text if text.isprintable() and "\ufffd" not in text else None
+
+    def with_secret(self, secret: bytes) -> Key:
+        """The key that a stranger would hold who drew another secret for the same carriers and triggers."""
+        return dataclasses.replace(self, secret=secret)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the key's canonical bytes."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Canonical unencrypted bytes: safetensors with one JSON entry. Equal keys give equal bytes."""
+        described = {
+            "version": self.version,
+            "xof": XOF,
+            "scheme": self.scheme,
+            "params": dict(self.params),
+            "owner": self.owner,
+            "spec": self.spec.as_dict(),
+            "public": dict(self.public),
+            "reproducible": self.reproducible,
+        }
+        text = json.dumps(described, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        secret = torch.from_numpy(np.frombuffer(self.secret, np.uint8).copy())
+        return safetensors.torch.save({**self.tensors, "secret": secret}, metadata={"deepseal-key": text})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Key:
+        """The inverse of ``to_bytes``.
+
+        Raises:
+            InputError: not a key, damaged, or of another version.
+        """
+        try:
+            tensors = dict(safetensors.torch.load(data))
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            described = json.loads(header["__metadata__"]["deepseal-key"])
+            secret = tensors.pop("secret").numpy().tobytes()
+            version, xof = int(described["version"]), str(described["xof"])
+            if version != VERSION or xof != XOF:
+                raise InputError(
+                    f"a key of version {VERSION} with {XOF}", found=f"version {version} with {xof}", do="use a newer DeepSeal"
+                )
+            return cls(
+                scheme=str(described["scheme"]),
+                params=dict(described["params"]),
+                owner=str(described["owner"]),
+                secret=secret,
+                spec=InputSpec.from_dict(described["spec"]),
+                public=dict(described["public"]),
+                tensors=tensors,
+                reproducible=bool(described["reproducible"]),
+            )
+        except InputError:
+            raise
+        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError("an owner's key", found="damaged or foreign content", do="use an intact copy of it") from error
+
+
+def text_bits(text: str, count: int) -> NDArray[np.uint8]:
+    """``count`` bits that stand for a text: its UTF-8 bytes, zero-padded, or an XOF digest of it when it is longer."""
+    data = text.encode()
+    if len(data) * 8 > count:
+        data = expand(data, "message-digest", (count + 7) // 8)
+    return np.unpackbits(np.frombuffer(data.ljust((count + 7) // 8, b"\0"), np.uint8), count=count)

@@ -1,0 +1,80 @@
+"""Reading hidden layers through weights that have been through what a thief does: pruned and drifted.
+
+A mark whose loss is taken on such readings keeps its margin when the real thief comes. One draw costs about as much as
+a plain forward pass: pruning is a comparison of each weight with a sampled quantile, and the drift of a linear
+layer's weights is drawn on its outputs, where independent Gaussian weight noise of variance s^2 is exactly Gaussian
+noise of variance s^2 * sum(x^2) (local reparametrisation; Kingma, Salimans, Welling, 2015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from deepseal.adapter.capture import PARAMETRIC, Hook, evaluating, forward_to, hooked
+from deepseal.parameters import Parameters, parameter
+
+_SAMPLE = 4096
+
+
+def weathered_features(
+    module: nn.Module,
+    x: Tensor,
+    layers: Sequence[str],
+    *,
+    prune: float,
+    drift: float,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Outputs of the named layers, graph attached, read through pruned and noisy weights.
+
+    Normalisation layers use their running statistics, which are left alone.
+
+    Args:
+        module: the network; its parameters are not changed.
+        x: normalised inputs.
+        layers: qualified names.
+        prune: share of the smallest weights, over all linear and convolutional layers, that read as 0.
+        drift: standard deviation of Gaussian weight noise, in standard deviations of each layer's weights.
+        generator: source of the noise.
+    """
+    targets = {name: layer for name, layer in module.named_modules() if isinstance(layer, PARAMETRIC)}
+    weights = {f"{name}.weight": layer.weight for name, layer in targets.items()}
+    threshold = _magnitude_quantile(list(weights.values()), prune, generator) if prune > 0 else 0.0
+    replaced: dict[str, Tensor] = {}
+    hooks: list[tuple[str, Hook]] = []
+    for name, layer in targets.items():
+        weight = layer.weight
+        spread = drift * float(weight.detach().std()) if drift > 0 else 0.0
+        if prune > 0:
+            weight = weight * (weight.detach().abs() > threshold)
+        if spread > 0 and isinstance(layer, nn.Linear):
+            hooks.append((name, _linear_noise(spread, generator)))
+        elif spread > 0:
+            weight = weight + spread * torch.randn(weight.shape, generator=generator).to(weight)
+        replaced[f"{name}.weight"] = weight
+    with evaluating(module), hooked(module, hooks):
+        return forward_to(module, x, layers, call=lambda inputs: functional_call(module, replaced, (inputs,)))
+
+
+def _linear_noise(spread: float, generator: torch.Generator) -> Hook:
+    def add(_layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        scale = spread * inputs[0].detach().pow(2).sum(dim=-1, keepdim=True).sqrt()
+        return output + scale * torch.randn(output.shape, generator=generator).to(output)
+
+    return add
+
+
+def _magnitude_quantile(weights: Sequence[Tensor], share: float, generator: torch.Generator) -> float:
+    """Magnitude below which ``share`` of all weights lie, from a sample of them."""
+    total = sum(weight.numel() for weight in weights)
+    drawn = []
+    for weight in weights:
+        count = max(16, round(_SAMPLE * weight.numel() / total))
+        index = torch.randint(weight.numel(), (count,), generator=generator)
+        drawn.append(weight.detach().reshape(-1)[index.to(weight.device)])
+    return float(torch.cat(drawn).abs().float().quantile(share))

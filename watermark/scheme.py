@@ -1,0 +1,112 @@
+"""What a watermarking scheme is: keygen, embedding, observe, decode. Whether a mark is there, ``verify`` decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepseal.adapter import Classifier, Split
+from deepseal.adapter.training import Progress, Training
+from deepseal.registry import Registry
+from deepseal.rng import Rng
+from deepseal.watermark.key import Key
+
+Access = Literal["black-box", "white-box"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What a suspect shows to the holder of the triggers, before any secret is used.
+
+    Attributes:
+        values: named float32 tensors.
+        noise: half-width, relative to a unit-variance score, within which a sign is numerical noise.
+    """
+
+    values: Mapping[str, Tensor]
+    noise: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Extraction:
+    """Bits read from a model.
+
+    Attributes:
+        bits: (n,) extracted bits, 0 or 1.
+        usable: (n,) False where the score is within numerical noise, or not finite: an erasure, no vote.
+        chance: (n,) probability that the bit equals the message's although there is no mark.
+        margin: (n,) score in the direction of the message: positive when right, 1 is a standard deviation of chance.
+    """
+
+    bits: NDArray[np.uint8]
+    usable: NDArray[np.bool_]
+    chance: NDArray[np.float64]
+    margin: NDArray[np.float64]
+
+
+class Scheme(Protocol):
+    """One paper's watermark. Instances are frozen parameters; all state is in keys and models."""
+
+    name: ClassVar[str]
+    access: ClassVar[Access]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The parameters as plain values."""
+        ...
+
+    def keygen(self, model: Classifier, data: Split, *, owner: str, rng: Rng | None = None) -> Key:
+        """A key for this model. Without ``rng`` its secret comes from the operating system."""
+        ...
+
+    def embedding(self, model: Classifier, data: Split, key: Key, *, rng: Rng) -> Training:
+        """The training that puts the mark into a copy of the model, ready to run."""
+        ...
+
+    def observe(self, model: Classifier, key: Key) -> Observation:
+        """What the suspect shows on the key's triggers; independent of the key's secret."""
+        ...
+
+    def decode(self, observation: Observation, key: Key) -> Extraction:
+        """The bits that the key reads from an observation."""
+        ...
+
+
+SCHEMES: Registry[Scheme] = Registry(
+    "watermark scheme",
+    "deepseal.schemes",
+    {
+        "deepsigns": "deepseal.watermark.deepsigns:DeepSigns",
+        "plain": "deepseal.watermark.plain:Plain",
+    },
+)
+
+
+def scheme_of(key: Key) -> Scheme:
+    """The scheme, with its parameters, that a key was made by.
+
+    Raises:
+        UnknownNameError: a scheme that is not installed.
+        InputError: parameters that it does not know.
+    """
+    return SCHEMES.build(key.scheme, key.params)
+
+
+def embed(model: Classifier, data: Split, key: Key, *, rng: Rng, progress: Progress | None = None) -> Classifier:
+    """A marked copy of the model.
+
+    Raises:
+        InputError: data or key that do not fit the model.
+        TrainingError: the embedding diverged.
+    """
+    return scheme_of(key).embedding(model, data, key, rng=rng).run(progress)
+
+
+def extract(model: Classifier, key: Key) -> Extraction:
+    """The bits that a key reads from a model."""
+    scheme = scheme_of(key)
+    return scheme.decode(scheme.observe(model, key), key)

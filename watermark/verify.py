@@ -1,0 +1,183 @@
+"""The one decision for all schemes: exact p-value, threshold, verdict, and the empirical null beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from deepseal.adapter import Classifier
+from deepseal.errors import InputError
+from deepseal.rng import Rng
+from deepseal.statistics import allowed_errors, p_value
+from deepseal.watermark.key import Key
+from deepseal.watermark.scheme import Extraction, Observation, Scheme, scheme_of
+
+Verdict = Literal["owned", "not-owned", "inconclusive"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Null:
+    """Bit error rates where there is no mark of this key: strangers' keys on the suspect, or other models."""
+
+    n: int
+    mean_bit_error_rate: float
+    lowest_bit_error_rate: float
+    owned: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """A verdict and everything it rests on.
+
+    Attributes:
+        verdict: ``owned`` iff p_value * tried <= max_false_positive; ``inconclusive`` when the readable bits could
+            not reach that rate even without an error, or when strangers' keys reach it on the same model.
+        bits: readable bits; ``erasures`` are those whose score is numerical noise.
+        bit_errors: readable bits that differ from the message.
+        p_value: probability of so few errors on a model that is independent of the key (exact).
+        max_false_positive: the stated rate; ``tried`` divides it (keys or models that were tried).
+        threshold: most errors that give ``owned``; None when no number does.
+        margin_mean, margin_lowest: scores towards the message, in standard deviations of chance.
+        message: text that the bits spell, if they spell one.
+        null_keys, null_models: the empirical nulls, if asked for.
+        warnings: what a reader must know.
+    """
+
+    verdict: Verdict
+    bits: int
+    erasures: int
+    bit_errors: int
+    bit_error_rate: float
+    p_value: float
+    max_false_positive: float
+    tried: int
+    threshold: int | None
+    margin_mean: float
+    margin_lowest: float
+    message: str | None
+    null_keys: Null | None
+    null_models: Null | None
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for a record; ``null`` is the null from random keys (sample size, mean and lowest rate)."""
+        values = dataclasses.asdict(self)
+        keys, models = values.pop("null_keys"), values.pop("null_models")
+        return {**values, "warnings": list(self.warnings), "null": keys, "null_models": models}
+
+
+def verify(
+    model: Classifier,
+    key: Key,
+    *,
+    max_false_positive: float = 1e-6,
+    null_keys: int = 0,
+    null_models: Sequence[Classifier] = (),
+    tried: int = 1,
+    rng: Rng = Rng(0),
+) -> Verification:
+    """Decide whether a model carries the key's mark, at a stated false-positive rate.
+
+    Args:
+        model: the suspect.
+        key: the owner's key.
+        max_false_positive: greatest probability of ``owned`` for a model that is independent of the key.
+        null_keys: number of strangers' keys to read from the suspect, for the empirical null.
+        null_models: models known to be independent of the key, for the empirical null.
+        tried: number of keys or models among which this pair was chosen; the rate is divided by it (Bonferroni).
+        rng: draws the strangers' keys; has no influence on the p-value.
+
+    Raises:
+        InputError: a suspect that the key cannot read, or a rate outside (0, 1).
+    """
+    if not 0.0 < max_false_positive < 1.0:
+        raise InputError("a false-positive rate between 0 and 1", found=str(max_false_positive), do="use for instance 1e-6")
+    if tried < 1 or null_keys < 0:
+        raise InputError("tried >= 1 and null_keys >= 0", found=f"{tried} and {null_keys}", do="correct them")
+    scheme = scheme_of(key)
+    rate = max_false_positive / tried
+    observation = scheme.observe(model, key)
+    extraction = scheme.decode(observation, key)
+    errors, p = _judge(extraction, key)
+    usable = extraction.usable
+    bits = int(usable.sum())
+    threshold = allowed_errors(extraction.chance[usable], rate)
+    strangers = _stranger_null(scheme, observation, key, null_keys, rate, rng) if null_keys else None
+    others = _model_null(scheme, null_models, key, rate) if null_models else None
+    warnings = _warnings(key, bits, extraction, threshold, strangers, others)
+    impossible = threshold is None or (strangers is not None and strangers.owned > max(1, 10 * rate * strangers.n))
+    verdict: Verdict = "inconclusive" if impossible else "owned" if p <= rate else "not-owned"
+    margin = extraction.margin[usable]
+    return Verification(
+        verdict=verdict,
+        bits=bits,
+        erasures=len(usable) - bits,
+        bit_errors=errors,
+        bit_error_rate=errors / bits if bits else float("nan"),
+        p_value=p,
+        max_false_positive=max_false_positive,
+        tried=tried,
+        threshold=threshold,
+        margin_mean=float(margin.mean()) if bits else float("nan"),
+        margin_lowest=float(margin.min()) if bits else float("nan"),
+        message=key.read_text(extraction.bits) if verdict == "owned" else None,
+        null_keys=strangers,
+        null_models=others,
+        warnings=warnings,
+    )
+
+
+def strangers_p_values(model: Classifier, key: Key, count: int, rng: Rng) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Exact p-values of ``count`` strangers' keys read from a model: uniform if the null holds."""
+    scheme = scheme_of(key)
+    observation = scheme.observe(model, key)
+    keys = (key.with_secret(rng.child("stranger", index).bytes(32)) for index in range(count))
+    return np.asarray([_judge(scheme.decode(observation, stranger), stranger)[1] for stranger in keys])
+
+
+def _judge(extraction: Extraction, key: Key) -> tuple[int, float]:
+    usable = extraction.usable
+    errors = int((extraction.bits != key.message())[usable].sum())
+    return errors, p_value(errors, extraction.chance[usable])
+
+
+def _stranger_null(scheme: Scheme, seen: Observation, key: Key, count: int, rate: float, rng: Rng) -> Null:
+    keys = (key.with_secret(rng.child("stranger", index).bytes(32)) for index in range(count))
+    return _null([(scheme.decode(seen, stranger), stranger) for stranger in keys], rate)
+
+
+def _model_null(scheme: Scheme, models: Sequence[Classifier], key: Key, rate: float) -> Null:
+    return _null([(scheme.decode(scheme.observe(model, key), key), key) for model in models], rate)
+
+
+def _null(readings: list[tuple[Extraction, Key]], rate: float) -> Null:
+    rates, owned = [], 0
+    for extraction, key in readings:
+        errors, p = _judge(extraction, key)
+        rates.append(errors / max(1, int(extraction.usable.sum())))
+        owned += p <= rate
+    return Null(len(rates), float(np.mean(rates)), float(np.min(rates)), owned)
+
+
+def _warnings(
+    key: Key,
+    bits: int,
+    extraction: Extraction,
+    threshold: int | None,
+    strangers: Null | None,
+    others: Null | None,
+) -> tuple[str, ...]:
+    found = []
+    if key.reproducible:
+        found.append("the key was made from a seed: anybody who guesses the seed holds it; make evidence without --seed")
+    if bits < len(extraction.bits):
+        found.append(f"{len(extraction.bits) - bits} of {len(extraction.bits)} bits are unreadable (numerical noise)")
+    if threshold is None:
+        found.append("too few readable bits to reach this false-positive rate even without an error")
+    for null, what in ((strangers, "random keys"), (others, "independent models")):
+        if null is not None and null.owned:
+            found.append(f"{null.owned} of {null.n} {what} read as owned too: the null is violated")
+    return tuple(found)
