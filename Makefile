@@ -41,7 +41,7 @@ types: $(STAMP) ## Check the types
 
 cpp-test: ## Build and run the C++ tests (no Python needed where CMake is installed)
 	@if ! cmake=$$(command -v cmake); then
-	  $(MAKE) --no-print-directory env
+	  $(MAKE) --no-print-directory --silent env
 	  cmake=$$(realpath -s "$(BIN)/cmake")
 	fi
 	"$$cmake" -S . -B build/cpp-test -DCMAKE_BUILD_TYPE=RelWithDebInfo -DDEEPSEAL_BUILD_TESTS=ON -DDEEPSEAL_BUILD_PYTHON=OFF
@@ -81,15 +81,21 @@ $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
 	command -v git >/dev/null ||
 	  echo "make: expected git, found none: results will not name the source revision; run 'apt install git'" >&2
 
+	quiet=--quiet
 	if ! "$(BIN)/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null; then
-	  free=$$(($$(df -Pk . | awk 'NR == 2 { print $$4 }') / 1048576))
+	  disk="$(VENV)"
+	  while [ ! -e "$$disk" ]; do disk=$$(dirname "$$disk"); done
+	  free=$$(($$(df -Pk "$$disk" | awk 'NR == 2 { print $$4 }') / 1048576))
 	  [ "$$free" -ge "$(MIN_FREE_GB)" ] ||
 	    fail "expected $(MIN_FREE_GB) GB of free disk space for PyTorch, found $$free GB: free some, or set VENV to another disk"
 	  echo "make: installing DeepSeal into $(VENV); the first time this downloads about 3 GB"
+	  quiet=
 	fi
 	if [ "$$python" != "$(BIN)/python" ]; then
-	  "$$python" -m venv "$(VENV)" || fail "expected to create $(VENV), but it failed: remove that folder and run make again"
+	  clear=
+	  [ ! -e "$(VENV)/pyvenv.cfg" ] || clear=--clear
+	  "$$python" -m venv $$clear "$(VENV)" && "$(BIN)/python" -m pip --version >/dev/null ||
+	    fail "expected a working environment in $(VENV), found that it cannot be made: remove that folder, run make again"
 	fi
-	"$(BIN)/python" -m pip install --disable-pip-version-check $(PIP_FLAGS) -e '.[dev]' |
-	  { grep --line-buffered -v '^Requirement already satisfied' || true; }
+	"$(BIN)/python" -m pip install --disable-pip-version-check $$quiet $(PIP_FLAGS) -e '.[dev]'
 	touch "$@"

@@ -79,6 +79,10 @@ class Classifier:
         """``x`` normalised, on the module's device and in its dtype: what the module itself takes."""
         return self.spec.normalise(x.to(self.device, self.dtype))
 
+    def probe(self) -> Tensor:
+        """One prepared input in the middle of the bounds, for finding out shapes."""
+        return self.prepare(torch.full((1, *self.spec.shape), sum(self.spec.bounds) / 2))
+
     @torch.no_grad()
     def query(self, x: Tensor) -> Tensor:
         """Detached logits on the CPU in float32, batched."""

@@ -31,8 +31,8 @@ _SPLIT_SEED = Rng(20180326)
 class Split:
     """Inputs (N, …) in data space, float32, and integer labels (N,)."""
 
-    x: Tensor
-    y: Tensor
+    x: Tensor = dataclasses.field(repr=False)
+    y: Tensor = dataclasses.field(repr=False)
 
     def __len__(self) -> int:
         return len(self.y)

@@ -225,8 +225,7 @@ def output_layer(model: Classifier) -> str:
     Raises:
         InputError: a model without linear or convolutional layers.
     """
-    x = model.prepare(torch.full((1, *model.spec.shape), sum(model.spec.bounds) / 2))
-    order = [name for name, layer, _ in execution_order(model.module, x) if isinstance(layer, PARAMETRIC)]
+    order = [name for name, layer, _ in execution_order(model.module, model.probe()) if isinstance(layer, PARAMETRIC)]
     if not order:
         raise InputError("a linear or convolutional layer", found="none in the model", do="use a model that has one")
     return order[-1]
@@ -248,4 +247,4 @@ def _optimizer(recipe: Recipe, groups: list[dict[str, object]]) -> torch.optim.O
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, weight_decay=recipe.weight_decay)
+    return kind(groups, weight_decay=recipe.weight_decay, fused=True)

@@ -1,1 +1,1 @@
-"""Command line, reports and dashboard."""
+"""What people use: command line, report and demonstration. Thin: parse, one library call, record, render."""

@@ -214,8 +214,7 @@ def hidden_layers(model: Classifier) -> list[tuple[str, str, int]]:
     Raises:
         InputError: a model without a hidden layer.
     """
-    x = model.prepare(torch.full((1, *model.spec.shape), sum(model.spec.bounds) / 2))
-    order = execution_order(model.module, x)
+    order = execution_order(model.module, model.probe())
     runs = [name for name, _, _ in order]
     found: list[tuple[str, str, int]] = []
     for position, (name, layer, shape) in enumerate(order):
@@ -351,8 +350,7 @@ def _layer_features(model: Classifier, layers: Sequence[str]) -> dict[str, int]:
 
 
 def _activation_after(model: Classifier, layer: str) -> str:
-    x = model.prepare(torch.full((1, *model.spec.shape), sum(model.spec.bounds) / 2))
-    names = [name for name, _, _ in execution_order(model.module, x)]
+    names = [name for name, _, _ in execution_order(model.module, model.probe())]
     return names[names.index(layer) + 1]
 
 

@@ -51,7 +51,7 @@ def weathered_features(
         weight = layer.weight
         spread = drift * float(weight.detach().std()) if drift > 0 else 0.0
         if prune > 0:
-            weight = weight * (weight.detach().abs() > threshold)
+            weight = nn.functional.hardshrink(weight, threshold)
         if spread > 0 and isinstance(layer, nn.Linear):
             hooks.append((name, _linear_noise(spread, generator)))
         elif spread > 0:

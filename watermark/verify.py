@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepseal.adapter import Classifier
 from deepseal.errors import InputError
-from deepseal.rng import Rng
+from deepseal.rng import SECRET_BYTES, Rng
 from deepseal.statistics import allowed_errors, p_value
 from deepseal.watermark.key import Key
 from deepseal.watermark.scheme import Extraction, Observation, Scheme, scheme_of
@@ -101,9 +102,8 @@ def verify(
     rate = max_false_positive / tried
     observation = scheme.observe(model, key)
     extraction = scheme.decode(observation, key)
-    errors, p = _judge(extraction, key)
+    errors, bits, p = _judge(extraction, key)
     usable = extraction.usable
-    bits = int(usable.sum())
     threshold = allowed_errors(extraction.chance[usable], rate)
     strangers = _stranger_null(scheme, observation, key, null_keys, rate, rng) if null_keys else None
     others = _model_null(scheme, null_models, key, rate) if null_models else None
@@ -130,23 +130,26 @@ def verify(
     )
 
 
-def strangers_p_values(model: Classifier, key: Key, count: int, rng: Rng) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Exact p-values of ``count`` strangers' keys read from a model: uniform if the null holds."""
+def strangers(model: Classifier, key: Key, count: int, rng: Rng) -> NDArray[np.int64]:
+    """What ``count`` strangers' keys read from a model: (count, 2) of wrong bits and readable bits."""
     scheme = scheme_of(key)
     observation = scheme.observe(model, key)
-    keys = (key.with_secret(rng.child("stranger", index).bytes(32)) for index in range(count))
-    return np.asarray([_judge(scheme.decode(observation, stranger), stranger)[1] for stranger in keys])
+    keys = _strangers(key, count, rng)
+    return np.asarray([_judge(scheme.decode(observation, stranger), stranger)[:2] for stranger in keys], dtype=np.int64)
 
 
-def _judge(extraction: Extraction, key: Key) -> tuple[int, float]:
+def _strangers(key: Key, count: int, rng: Rng) -> Iterator[Key]:
+    return (key.with_secret(rng.child("stranger", index).bytes(SECRET_BYTES)) for index in range(count))
+
+
+def _judge(extraction: Extraction, key: Key) -> tuple[int, int, float]:
     usable = extraction.usable
     errors = int((extraction.bits != key.message())[usable].sum())
-    return errors, p_value(errors, extraction.chance[usable])
+    return errors, int(usable.sum()), p_value(errors, extraction.chance[usable])
 
 
 def _stranger_null(scheme: Scheme, seen: Observation, key: Key, count: int, rate: float, rng: Rng) -> Null:
-    keys = (key.with_secret(rng.child("stranger", index).bytes(32)) for index in range(count))
-    return _null([(scheme.decode(seen, stranger), stranger) for stranger in keys], rate)
+    return _null([(scheme.decode(seen, stranger), stranger) for stranger in _strangers(key, count, rng)], rate)
 
 
 def _model_null(scheme: Scheme, models: Sequence[Classifier], key: Key, rate: float) -> Null:
@@ -154,11 +157,9 @@ def _model_null(scheme: Scheme, models: Sequence[Classifier], key: Key, rate: fl
 
 
 def _null(readings: list[tuple[Extraction, Key]], rate: float) -> Null:
-    rates, owned = [], 0
-    for extraction, key in readings:
-        errors, p = _judge(extraction, key)
-        rates.append(errors / max(1, int(extraction.usable.sum())))
-        owned += p <= rate
+    judged = [_judge(extraction, key) for extraction, key in readings]
+    rates = [errors / max(1, bits) for errors, bits, _ in judged]
+    owned = sum(p <= rate for _, _, p in judged)
     return Null(len(rates), float(np.mean(rates)), float(np.min(rates)), owned)
 
 

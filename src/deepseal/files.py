@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from deepseal.errors import InputError
@@ -30,11 +31,11 @@ def check_writable(path: Path, *, force: bool = False) -> None:
     Raises:
         InputError: the file exists (without ``force``), or its folder is missing or not writable.
     """
-    if path.is_dir():
-        raise InputError("a file name to write to", found=f"the folder {path}", do="add a file name")
-    if path.exists() and not force:
-        raise InputError(f"no file at {path}", found="one that exists", do="choose another name or add --force")
     try:
+        if path.is_dir():
+            raise InputError("a file name to write to", found=f"the folder {path}", do="add a file name")
+        if path.exists() and not force:
+            raise InputError(f"no file at {path}", found="one that exists", do="choose another name or add --force")
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
         os.close(descriptor)
         Path(name).unlink()
@@ -43,11 +44,17 @@ def check_writable(path: Path, *, force: bool = False) -> None:
 
 
 def write_atomically(path: Path, data: bytes, *, force: bool = False, mode: int | None = None) -> None:
-    """Write all of ``data`` or nothing: a temporary file beside ``path``, flushed to disk, then renamed.
+    """Write all of ``data`` or nothing (see ``pending``)."""
+    with pending(path, force=force, mode=mode) as temporary, temporary.open("wb") as stream:
+        stream.write(data)
+
+
+@contextlib.contextmanager
+def pending(path: Path, *, force: bool = False, mode: int | None = None) -> Iterator[Path]:
+    """A temporary file beside ``path`` that becomes ``path`` when the block ends well, and is removed when not.
 
     Args:
-        path: where to write.
-        data: the whole content.
+        path: the file to be.
         force: replace a file that exists.
         mode: permission bits; None gives what the process's umask allows.
 
@@ -57,13 +64,13 @@ def write_atomically(path: Path, data: bytes, *, force: bool = False, mode: int 
     check_writable(path, force=force)
     temporary: Path | None = None
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=path.suffix)
+        os.close(descriptor)
         temporary = Path(name)
-        with os.fdopen(descriptor, "wb") as stream:
-            os.fchmod(stream.fileno(), mode if mode is not None else 0o666 & ~_umask())
-            stream.write(data)
-            stream.flush()
+        yield temporary
+        with temporary.open("rb") as stream:
             os.fsync(stream.fileno())
+        temporary.chmod(mode if mode is not None else 0o666 & ~_umask())
         if force:
             temporary.replace(path)
         else:

@@ -24,6 +24,8 @@ ALLOWED: dict[str, set[str]] = {
 
 
 def layer(module: str) -> str:
+    if module == "deepseal.__main__":
+        return "apps"
     parts = module.split(".")
     if len(parts) == 1 or parts[1] not in SUBPACKAGES:
         return "root"
@@ -129,6 +131,7 @@ def test_checker_finds_forbidden_import(module: str, source: str) -> None:
         ("deepseal.attacks.removal.overwrite", "from deepseal.watermark import Key\nimport deepseal.defense"),
         ("deepseal.secure_inference.compile", "from deepseal.adapter import Classifier"),
         ("deepseal.apps.cli", "import deepseal.attacks.matrix, deepseal.secure_inference\nimport watermark_tools"),
+        ("deepseal.__main__", "from deepseal.apps.cli import main"),
         ("tests/unit/test_key.py", "import deepseal.apps.cli"),
     ],
 )

@@ -1,0 +1,82 @@
+"""The command line ``deepseal``: parse, one library call, write the record, render.
+
+Result on stdout, progress and remarks on stderr. Exit codes are in ``deepseal.apps.cli.exits``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from deepseal.apps.cli import attack, model, report, top, watermark
+from deepseal.apps.cli.exits import Exit
+from deepseal.errors import DeepSealError, InputError, VerificationError
+
+app = typer.Typer(
+    name="deepseal",
+    help="Mark trained models, attack them as a thief would, and prove ownership.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(model.app, name="model")
+app.add_typer(watermark.app, name="watermark")
+app.add_typer(attack.app, name="attack")
+app.add_typer(report.app, name="report")
+top.register(app)
+
+
+def main() -> None:
+    """Run the command line; every expected failure is one line on stderr."""
+    debug = os.environ.get("DEEPSEAL_DEBUG") == "1"
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else Exit.DONE)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        sys.exit(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(Exit.DONE)
+    except Exception as error:
+        if debug:
+            raise
+        code = _code(error)
+        if code is None:
+            raise
+        if code != Exit.DONE:
+            _say(_message(error))
+        sys.exit(code)
+
+
+def _code(error: Exception) -> int | None:
+    if isinstance(error, VerificationError):
+        return Exit.NEGATIVE
+    if isinstance(error, DeepSealError | OSError | MemoryError):
+        return Exit.BAD_INPUT
+    code = getattr(error, "exit_code", None)
+    if code is None:
+        return None
+    return Exit.INTERRUPTED if type(error).__name__ == "Abort" else Exit.BAD_INPUT if hasattr(error, "format_message") else code
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, DeepSealError):
+        return str(error)
+    if hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        hint = f"; see {context.command_path} --help" if context else ""
+        return " ".join(error.format_message().split()).rstrip(".") + hint
+    if isinstance(error, OSError):
+        return str(InputError("a usable file", found=str(error), do="check the name, permissions and room on the disk"))
+    if isinstance(error, MemoryError):
+        return str(InputError("enough memory", found="none left", do="use smaller data or a larger machine"))
+    return str(error) or type(error).__name__
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"deepseal: {text}\n")

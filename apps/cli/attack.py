@@ -1,0 +1,87 @@
+"""``deepseal attack list | show | run``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deepseal.apps.cli.common import (
+    Arch,
+    Data,
+    Force,
+    Json,
+    ModelFile,
+    Out,
+    Params,
+    Pickle,
+    RecordFile,
+    Seed,
+    parameters,
+    progress,
+    running,
+)
+
+app = typer.Typer(help="Attack a model as a thief would.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """The attacks there are."""
+    with running("attack.list", json=json, record=None) as (run, _):
+        from deepseal.attacks import REMOVAL
+
+        run.results["attacks"] = [
+            {"name": name, "family": "removal", "what": (REMOVAL.get(name).__doc__ or "").partition("\n")[0]}
+            for name in REMOVAL.names()
+        ]
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="Name of the attack.")], json: Json = False) -> None:
+    """An attack's parameters with their defaults and ranges."""
+    with running("attack.show", json=json, record=None) as (run, _):
+        import inspect
+        from typing import Any, cast
+
+        from deepseal.attacks import REMOVAL
+
+        attack = cast("Any", REMOVAL.get(name))
+        run.results.update(
+            name=name, what=inspect.getdoc(attack), parameters=attack.table(), source=inspect.getmodule(attack).__doc__
+        )
+
+
+@app.command("run")
+def run_(
+    name: Annotated[str, typer.Argument(help="Name of the attack (see attack list).")],
+    model: ModelFile,
+    data: Data,
+    out: Out,
+    param: Params = None,
+    arch: Arch = None,
+    seed: Seed = 0,
+    force: Force = False,
+    json: Json = False,
+    record: RecordFile = None,
+    insecure_allow_pickle: Pickle = False,
+) -> None:
+    """Run an attack on a copy of a model with the data set's training split. It never sees the owner's key."""
+    with running("attack.run", json=json, record=record, force=force, seed=seed) as (run, _):
+        from deepseal.adapter import load_data
+        from deepseal.apps.workflow import load_model, run_attack
+
+        dataset = load_data(data)
+        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+        run.params.update(model=str(model))
+        run_attack(
+            run,
+            name=name,
+            params=parameters(param),
+            model=loaded,
+            dataset=dataset,
+            seed=seed,
+            out=out,
+            force=force,
+            report=progress,
+        )

@@ -1,0 +1,103 @@
+"""``deepseal model train | evaluate | inspect``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deepseal.apps.cli.common import (
+    Arch,
+    Data,
+    Force,
+    Json,
+    ModelFile,
+    Out,
+    Params,
+    Pickle,
+    RecordFile,
+    Seed,
+    parameters,
+    progress,
+    running,
+)
+
+app = typer.Typer(help="Train, evaluate and inspect models.", no_args_is_help=True)
+
+
+@app.command()
+def train(
+    arch: Annotated[str, typer.Option("--arch", help="package.module:factory[?name=value] or torchvision:NAME.")],
+    data: Data,
+    out: Out,
+    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the training data.", min=0)] = 10,
+    param: Params = None,
+    seed: Seed = 0,
+    force: Force = False,
+    json: Json = False,
+    record: RecordFile = None,
+) -> None:
+    """Train a model. Parameters (-p): optimizer, learning_rate, batch_size, momentum, weight_decay, schedule."""
+    with running("model.train", json=json, record=record, force=force, seed=seed) as (run, _):
+        from deepseal.adapter import Recipe, load_data
+        from deepseal.apps.workflow import train_model
+
+        recipe = Recipe.from_mapping({"epochs": epochs, **parameters(param)})
+        dataset = load_data(data)
+        train_model(
+            run, arch=arch, dataset=dataset, recipe=recipe, seed=seed, out=out, force=force, report=progress
+        )
+
+
+@app.command()
+def evaluate(
+    model: ModelFile,
+    data: Data,
+    arch: Arch = None,
+    json: Json = False,
+    record: RecordFile = None,
+    force: Force = False,
+    insecure_allow_pickle: Pickle = False,
+) -> None:
+    """Accuracy on the test split, with its 95 % interval."""
+    with running("model.evaluate", json=json, record=record, force=force) as (run, _):
+        from deepseal.adapter import load_data
+        from deepseal.apps.workflow import evaluate_model, load_model
+
+        dataset = load_data(data)
+        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+        run.params.update(model=str(model))
+        evaluate_model(run, model=loaded, dataset=dataset)
+
+
+@app.command()
+def inspect(
+    model: ModelFile,
+    arch: Arch = None,
+    data: Annotated[str | None, typer.Option("--data", help="Gives the input spec to files without one.")] = None,
+    json: Json = False,
+    record: RecordFile = None,
+    force: Force = False,
+    insecure_allow_pickle: Pickle = False,
+) -> None:
+    """What a weights file holds: architecture, input, layers, training."""
+    with running("model.inspect", json=json, record=record, force=force) as (run, _):
+        from deepseal.adapter import load_data
+        from deepseal.adapter.capture import execution_order
+        from deepseal.apps.workflow import load_model
+
+        dataset = load_data(data) if data else None
+        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+        layers = execution_order(loaded.module, loaded.probe())
+        run.params.update(model=str(model))
+        run.fingerprints.update(model=loaded.fingerprint())
+        run.results.update(
+            architecture=loaded.architecture,
+            spec=loaded.spec.as_dict(),
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            parameters=sum(p.numel() for p in loaded.module.parameters()),
+            layers=[
+                {"layer": name, "kind": type(layer).__name__, "output_shape": list(shape)} for name, layer, shape in layers
+            ],
+            metadata=dict(loaded.metadata),
+        )

@@ -1,0 +1,211 @@
+"""``deepseal watermark keygen | embed | verify | inspect``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deepseal.apps.cli.common import (
+    PASSPHRASE,
+    Arch,
+    Data,
+    Force,
+    Json,
+    KeyFile,
+    ModelFile,
+    Out,
+    Params,
+    PassphraseFile,
+    Pickle,
+    Rate,
+    RecordFile,
+    Seed,
+    parameters,
+    passphrase,
+    progress,
+    remark,
+    running,
+)
+from deepseal.apps.cli.exits import VERDICT_EXIT
+from deepseal.errors import InputError
+
+if TYPE_CHECKING:
+    from deepseal.watermark import Key
+
+app = typer.Typer(help="Mark models and decide whether a model carries a mark.", no_args_is_help=True)
+
+
+@app.command()
+def keygen(
+    model: ModelFile,
+    data: Data,
+    out: Out,
+    owner: Annotated[str, typer.Option("--owner", help="Text of the message, such as the owner's name.")],
+    scheme: Annotated[str, typer.Option("--scheme", help="Watermarking scheme.")] = "deepsigns",
+    param: Params = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Only for experiments: a seeded key can be guessed.", min=0)
+    ] = None,
+    encrypt: Annotated[bool, typer.Option("--encrypt", help="Ask for a passphrase in the terminal.")] = False,
+    passphrase_file: PassphraseFile = None,
+    arch: Arch = None,
+    force: Force = False,
+    json: Json = False,
+    record: RecordFile = None,
+    insecure_allow_pickle: Pickle = False,
+) -> None:
+    """Draw the owner's key. Its secret comes from the operating system; the file is readable by its owner only."""
+    with running("watermark.keygen", json=json, record=record, force=force, seed=seed) as (run, _):
+        from deepseal.adapter import load_data
+        from deepseal.apps.workflow import load_model, make_key
+
+        secret = passphrase(passphrase_file, new=True, prompt=encrypt)
+        if encrypt and secret is None:
+            do = f"run in a terminal, use --passphrase-file or set {PASSPHRASE}"
+            raise InputError("a passphrase for --encrypt", found="no terminal to ask in", do=do)
+        if secret is None:
+            remark(f"the key file is not encrypted; use --encrypt, --passphrase-file or {PASSPHRASE} to protect it")
+        dataset = load_data(data)
+        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+        make_key(
+            run,
+            model=loaded,
+            dataset=dataset,
+            scheme=scheme,
+            params=parameters(param),
+            owner=owner,
+            seed=seed,
+            out=out,
+            passphrase=secret,
+            force=force,
+        )
+
+
+@app.command()
+def embed(
+    model: ModelFile,
+    data: Data,
+    key: KeyFile,
+    out: Out,
+    arch: Arch = None,
+    passphrase_file: PassphraseFile = None,
+    max_false_positive: Rate = 1e-9,
+    seed: Seed = 0,
+    force: Force = False,
+    json: Json = False,
+    record: RecordFile = None,
+    insecure_allow_pickle: Pickle = False,
+) -> None:
+    """Embed the key's mark into a copy, and read it back from the saved file in a fresh process."""
+    with running("watermark.embed", json=json, record=record, force=force, seed=seed) as (run, _):
+        from deepseal.adapter import load_data
+        from deepseal.apps.workflow import embed_mark, load_model
+
+        opened, secret = _open(key, passphrase_file)
+        dataset = load_data(data)
+        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset, key=opened)
+        run.params.update(model=str(model), key=str(key))
+        embed_mark(
+            run,
+            model=loaded,
+            dataset=dataset,
+            key=opened,
+            key_file=key,
+            passphrase=secret,
+            seed=seed,
+            out=out,
+            force=force,
+            max_false_positive=max_false_positive,
+            trust=["--arch", arch] if arch else [],
+            report=progress,
+        )
+
+
+@app.command()
+def verify(
+    model: ModelFile,
+    key: KeyFile,
+    max_false_positive: Rate = 1e-6,
+    null_keys: Annotated[int, typer.Option("--null-keys", help="Random keys for the empirical null.", min=0)] = 200,
+    tried: Annotated[
+        int, typer.Option("--tried", help="Keys or models among which this pair was chosen; divides the rate.", min=1)
+    ] = 1,
+    arch: Arch = None,
+    passphrase_file: PassphraseFile = None,
+    force: Force = False,
+    json: Json = False,
+    record: RecordFile = None,
+    insecure_allow_pickle: Pickle = False,
+) -> None:
+    """Decide whether a model carries the key's mark. Exit code: 0 owned, 1 not owned, 3 inconclusive."""
+    with running("watermark.verify", json=json, record=record, force=force) as (run, finished):
+        from deepseal.apps.workflow import load_model, verify_mark
+
+        opened, _ = _open(key, passphrase_file)
+        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, key=opened)
+        run.params.update(model=str(model), key=str(key))
+        verdict = verify_mark(
+            run, model=loaded, key=opened, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried
+        )
+        for warning in run.results["warnings"]:
+            remark(warning)
+        finished.code = VERDICT_EXIT[verdict]
+
+
+@app.command()
+def inspect(
+    model: Annotated[Path | None, typer.Option("--model", help="Weights file: shows what each layer can hold.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Key file: shows what is not secret in it.")] = None,
+    param: Params = None,
+    arch: Arch = None,
+    data: Annotated[str | None, typer.Option("--data", help="Gives the input spec to files without one.")] = None,
+    passphrase_file: PassphraseFile = None,
+    force: Force = False,
+    json: Json = False,
+    record: RecordFile = None,
+    insecure_allow_pickle: Pickle = False,
+) -> None:
+    """Capacity of each layer before embedding (--model), or the public part of a key (--key)."""
+    with running("watermark.inspect", json=json, record=record, force=force) as (run, _):
+        if (model is None) == (key is None):
+            raise InputError("either --model or --key", found="both" if model else "neither", do="give one of them")
+        if key is not None:
+            opened, _secret = _open(key, passphrase_file)
+            run.params.update(key=str(key))
+            run.fingerprints.update(key=opened.fingerprint())
+            run.results.update(
+                dict(opened.public),
+                scheme=opened.scheme,
+                owner=opened.owner,
+                triggers=len(opened.tensors.get("trigger_y", ())),
+                reproducible=opened.reproducible,
+                scheme_params=dict(opened.params),
+                spec=opened.spec.as_dict(),
+            )
+            return
+        import dataclasses
+
+        from deepseal.adapter import load_data
+        from deepseal.apps.workflow import load_model
+        from deepseal.watermark import DeepSigns
+
+        assert model is not None  # noqa: S101
+        dataset = load_data(data) if data else None
+        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+        layers = DeepSigns.from_mapping(parameters(param)).capacity(loaded)
+        run.params.update(model=str(model))
+        run.fingerprints.update(model=loaded.fingerprint())
+        run.results.update(
+            layers=[dataclasses.asdict(layer) for layer in layers],
+            limit=sum(layer.limit for layer in layers),
+            advised=sum(layer.advised for layer in layers),
+        )
+
+
+def _open(path: Path, passphrase_file: Path | None) -> tuple[Key, str | None]:
+    from deepseal.watermark.keyfile import is_encrypted, load_key
+
+    secret = passphrase(passphrase_file) if is_encrypted(path) else None
+    return load_key(path, passphrase=secret), secret

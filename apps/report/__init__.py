@@ -1,0 +1,1 @@
+"""Reports: records in, text or HTML out. Nothing is computed here, only joined and formatted."""

@@ -1,0 +1,244 @@
+"""The steps that the command line and the demonstration share: one library call each, written into a run's record."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from deepseal import adapter
+from deepseal.adapter import Classifier, Dataset, Recipe, checkpoint
+from deepseal.adapter.training import Progress
+from deepseal.attacks import REMOVAL
+from deepseal.errors import InputError, VerificationError, one_line
+from deepseal.files import check_writable, pending
+from deepseal.record import Run
+from deepseal.rng import Rng
+from deepseal.statistics import Rate
+from deepseal.watermark import SCHEMES, Key, embed, save_key, verify
+from deepseal.watermark.cost import embedding_cost
+
+Reporter = Callable[[str], AbstractContextManager[Progress | None]]
+_CHILD_SECONDS = 900
+
+
+def silent(_title: str) -> AbstractContextManager[Progress | None]:
+    """A reporter that shows no progress."""
+    return nullcontext()
+
+
+def train_model(
+    run: Run, *, arch: str, dataset: Dataset, recipe: Recipe, seed: int, out: Path, force: bool, report: Reporter
+) -> Classifier:
+    """Train a new model on the training split and save it with the recipe and the splits' fingerprints."""
+    check_writable(out, force=force)
+    rng = Rng(seed).child("train")
+    start = adapter.initialise(arch, dataset.spec, rng.child("weights"))
+    clock = time.perf_counter()
+    with report("training") as progress:
+        trained = adapter.train(start, dataset.train, recipe=recipe, rng=rng, progress=progress)
+    seconds = time.perf_counter() - clock
+    training = {
+        "data": dataset.name,
+        "recipe": recipe.as_dict(),
+        "updates": recipe.total_steps(len(dataset.train)),
+        "samples": len(dataset.train),
+        "held_out": len(dataset.calibration),
+        "splits": dataset.fingerprints(),
+        "seed": seed,
+    }
+    model = trained.copy(metadata={"training": training})
+    run.params.update(arch=arch, data=dataset.name, recipe=recipe.as_dict())
+    run.fingerprints.update(model=model.fingerprint(), **dataset.fingerprints())
+    run.results.update(
+        _accuracy(model.accuracy(dataset.test)),
+        training_samples=len(dataset.train),
+        held_out_samples=len(dataset.calibration),
+        training_seconds=seconds,
+        parameters=sum(p.numel() for p in model.module.parameters()),
+        file=str(out),
+    )
+    checkpoint.save(model, out, force=force)
+    return model
+
+
+def evaluate_model(run: Run, *, model: Classifier, dataset: Dataset) -> None:
+    """Accuracy on the test split."""
+    run.params.update(data=dataset.name)
+    run.fingerprints.update(model=model.fingerprint(), **dataset.fingerprints())
+    run.results.update(_accuracy(model.accuracy(dataset.test)))
+
+
+def make_key(
+    run: Run,
+    *,
+    model: Classifier,
+    dataset: Dataset,
+    scheme: str,
+    params: dict[str, Any],
+    owner: str,
+    seed: int | None,
+    out: Path,
+    passphrase: str | None,
+    force: bool,
+) -> Key:
+    """Draw a key and write its file."""
+    check_writable(out, force=force)
+    built = SCHEMES.build(scheme, params)
+    rng = None if seed is None else Rng(seed).child("keygen")
+    key = built.keygen(model, dataset.train, owner=owner, rng=rng)
+    save_key(key, out, passphrase=passphrase, force=force)
+    run.params.update(scheme=scheme, owner=owner, data=dataset.name, scheme_params=dict(key.params))
+    run.fingerprints.update(key=key.fingerprint(), model=model.fingerprint(), **dataset.fingerprints())
+    run.results.update(
+        dict(key.public),
+        triggers=len(key.tensors.get("trigger_y", ())),
+        encrypted=passphrase is not None,
+        reproducible=key.reproducible,
+        file=str(out),
+    )
+    return key
+
+
+def embed_mark(
+    run: Run,
+    *,
+    model: Classifier,
+    dataset: Dataset,
+    key: Key,
+    key_file: Path,
+    passphrase: str | None,
+    seed: int,
+    out: Path,
+    force: bool,
+    max_false_positive: float,
+    trust: list[str],
+    report: Reporter,
+) -> Classifier:
+    """Embed, save, and read the mark back from the saved file in a fresh process before anything is called done.
+
+    Raises:
+        VerificationError: the file does not read as owned; it is removed.
+    """
+    check_writable(out, force=force)
+    rng = Rng(seed).child("embed")
+    before = model.accuracy(dataset.test)
+    cost = embedding_cost(model, dataset.train, key, rng=rng.child("cost"))
+    clock = time.perf_counter()
+    with report("embedding") as progress:
+        marked = embed(model, dataset.train, key, rng=rng, progress=progress)
+    seconds = time.perf_counter() - clock
+    after = marked.accuracy(dataset.test)
+    run.params.update(data=dataset.name, scheme=key.scheme, max_false_positive=max_false_positive)
+    run.fingerprints.update(model=model.fingerprint(), key=key.fingerprint(), marked=marked.fingerprint())
+    with pending(out, force=force) as temporary:
+        temporary.write_bytes(checkpoint.to_bytes(marked))
+        read = _verify_in_fresh_process(temporary, key_file, passphrase, max_false_positive, trust)
+    run.results.update(
+        {name: read[name] for name in ("verdict", "bits", "bit_errors", "bit_error_rate", "p_value", "threshold")},
+        accuracy_before=before.value,
+        accuracy_after=after.value,
+        accuracy_change_points=100.0 * (after.value - before.value),
+        test_samples=after.n,
+        cost={"embedding_seconds": seconds, **cost.as_dict()},
+        verified_from_file=True,
+        file=str(out),
+    )
+    return marked
+
+
+def verify_mark(
+    run: Run, *, model: Classifier, key: Key, max_false_positive: float, null_keys: int, tried: int, seed: int = 0
+) -> str:
+    """The verdict; the record holds what it rests on."""
+    result = verify(
+        model, key, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried, rng=Rng(seed).child("null")
+    )
+    run.params.update(max_false_positive=max_false_positive, null_keys=null_keys, tried=tried, scheme=key.scheme)
+    run.fingerprints.update(model=model.fingerprint(), key=key.fingerprint())
+    run.results.update(result.as_dict())
+    return result.verdict
+
+
+def run_attack(
+    run: Run,
+    *,
+    name: str,
+    params: dict[str, Any],
+    model: Classifier,
+    dataset: Dataset,
+    seed: int,
+    out: Path,
+    force: bool,
+    report: Reporter,
+) -> Classifier:
+    """Attack a copy with the data set's training split and save it."""
+    check_writable(out, force=force)
+    attack = REMOVAL.build(name, params)
+    before = model.accuracy(dataset.test)
+    with report(name) as progress:
+        removed = attack.remove(model, dataset.train, rng=Rng(seed).child("attack", name), progress=progress)
+    after = removed.model.accuracy(dataset.test)
+    checkpoint.save(removed.model, out, force=force)
+    run.params.update(attack=name, attack_params=attack.as_dict(), data=dataset.name)
+    run.fingerprints.update(model=model.fingerprint(), attacked=removed.model.fingerprint(), **dataset.fingerprints())
+    run.results.update(
+        accuracy_before=before.value,
+        accuracy_after=after.value,
+        accuracy_change_points=100.0 * (after.value - before.value),
+        test_samples=after.n,
+        evidence=dict(removed.evidence),
+        file=str(out),
+    )
+    return removed.model
+
+
+def _accuracy(measured: Rate) -> dict[str, Any]:
+    return {
+        "accuracy": measured.value,
+        "accuracy_interval": [measured.low, measured.high],
+        "confidence": measured.confidence,
+        "test_samples": measured.n,
+    }
+
+
+def _verify_in_fresh_process(
+    model: Path, key: Path, passphrase: str | None, max_false_positive: float, trust: list[str]
+) -> dict[str, Any]:
+    command = [sys.executable, "-m", "deepseal", "watermark", "verify", "--json", "--null-keys", "0", *trust]
+    command += ["--model", str(model), "--key", str(key), "--max-false-positive", repr(max_false_positive)]
+    if passphrase is not None:
+        command += ["--passphrase-file", "/dev/stdin"]
+    try:
+        child = subprocess.run(  # noqa: S603
+            command, input=passphrase or "", capture_output=True, text=True, timeout=_CHILD_SECONDS, check=False
+        )
+        results: dict[str, Any] = json.loads(child.stdout)["results"]
+    except subprocess.TimeoutExpired as error:
+        raise VerificationError(f"reading the mark back from the file took over {_CHILD_SECONDS} s; no file kept") from error
+    except (ValueError, KeyError) as error:
+        raise VerificationError(f"the saved file could not be read back: {one_line(child.stderr)[-300:]}") from error
+    if results["verdict"] != "owned":
+        raise VerificationError(
+            f"expected the mark to read back from the saved file; found {results['bit_errors']} of {results['bits']} bits "
+            f"wrong ({results['threshold']} allowed); embed with more steps, fewer bits or wider layers; no file kept"
+        )
+    return results
+
+
+def load_model(
+    path: Path, *, arch: str | None, insecure_allow_pickle: bool, dataset: Dataset | None = None, key: Key | None = None
+) -> Classifier:
+    """The classifier of a weights file; its spec comes from the file, else from the data, else from the key."""
+    spec = dataset.spec if dataset else key.spec if key else None
+    model = checkpoint.load(path, architecture=arch, spec=spec, insecure_allow_pickle=insecure_allow_pickle)
+    if dataset is not None and model.spec.shape != dataset.spec.shape:
+        raise InputError(
+            f"data of shape {model.spec.shape}, as {path} takes", found=str(dataset.spec.shape), do="pass the right --data"
+        )
+    return model

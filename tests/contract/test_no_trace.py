@@ -1,0 +1,153 @@
+"""Leave no trace: a law for everything that is registered, also when a forward pass fails in the middle."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from deepseal.adapter import Classifier, Dataset, InputSpec, Split
+from deepseal.adapter.capture import execution_order, forward_to, recording
+from deepseal.adapter.training import output_layer
+from deepseal.attacks import REMOVAL
+from deepseal.rng import Rng
+from deepseal.watermark import SCHEMES, embed, extract, verify
+
+QUICK = {"deepsigns": {"steps": 2, "bits": 40}, "fine-tune": {"epochs": 1}, "overwrite": {"options": ["steps=2;bits=40"]}}
+
+
+class Failing(nn.Module):
+    """Passes its input on until it is told to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls_left = -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.calls_left == 0:
+            raise RuntimeError("the forward pass fails here")
+        return x
+
+
+@pytest.fixture
+def awkward(digits: Dataset) -> Classifier:
+    """BatchNorm, dropout, mixed training flags, a frozen parameter, and a hook of the user's."""
+    module = nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(1, 8, 3, bias=False),
+            norm=nn.BatchNorm2d(8),
+            act=nn.ReLU(inplace=True),
+            drop=nn.Dropout(0.5),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(8 * 36, 64),
+            fail=Failing(),
+            act1=nn.ReLU(inplace=True),
+            fc2=nn.Linear(64, 10),
+        )
+    )
+    module.train()
+    module.drop.eval()
+    module.fc1.bias.requires_grad_(False)
+    module.act.register_forward_hook(lambda *_: None)
+    return Classifier(module, digits.spec)
+
+
+@pytest.fixture
+def some(digits: Dataset) -> Split:
+    return digits.train.take(torch.arange(300))
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_schemes(name, awkward, some, no_trace):
+    scheme = SCHEMES.build(name, QUICK.get(name, {}))
+    with no_trace(awkward):
+        key = scheme.keygen(awkward, some, owner="me", rng=Rng(0))
+        marked = embed(awkward, some, key, rng=Rng(1))
+        extract(awkward, key)
+        verify(awkward, key, null_keys=3, null_models=[awkward])
+    assert marked.module is not awkward.module
+    shared = {p.data_ptr() for p in awkward.module.parameters()} & {p.data_ptr() for p in marked.module.parameters()}
+    assert not shared
+
+
+@pytest.mark.parametrize("name", REMOVAL.names())
+def test_removal_attacks(name, awkward, some, no_trace):
+    attack = REMOVAL.build(name, QUICK.get(name, {}))
+    with no_trace(awkward):
+        removed = attack.remove(awkward, some, rng=Rng(0))
+    assert removed.model.module is not awkward.module
+    flags = [layer.training for layer in awkward.module.modules()]
+    assert [layer.training for layer in removed.model.module.modules()] == flags
+    frozen = [p.requires_grad for p in awkward.module.parameters()]
+    assert [p.requires_grad for p in removed.model.module.parameters()] == frozen
+
+
+@pytest.mark.parametrize("name", [n for n in SCHEMES.names() if n != "plain"])
+def test_schemes_that_fail(name, awkward, some, no_trace):
+    scheme = SCHEMES.build(name, QUICK[name])
+    key = scheme.keygen(awkward, some, owner="me", rng=Rng(0))
+    awkward.module.fail.calls_left = 0
+    for call in (
+        lambda: scheme.keygen(awkward, some, owner="me", rng=Rng(0)),
+        lambda: embed(awkward, some, key, rng=Rng(1)),
+    ):
+        with no_trace(awkward), pytest.raises(RuntimeError, match="fails here"):
+            call()
+
+
+@pytest.mark.parametrize("name", [n for n in REMOVAL.names() if n not in ("none", "prune")])
+def test_attacks_that_fail(name, awkward, some, no_trace):
+    awkward.module.fail.calls_left = 0
+    with no_trace(awkward), pytest.raises(RuntimeError, match="fails here"):
+        REMOVAL.build(name, QUICK[name]).remove(awkward, some, rng=Rng(0))
+
+
+def test_adapter_calls(awkward, some, no_trace):
+    with no_trace(awkward):
+        awkward.query(some.x)
+        awkward.features(some.x, ["norm", "fc1"])
+        awkward.accuracy(some)
+        awkward.fingerprint()
+        awkward.oracle(output="logits").query(some.x[:4])
+        output_layer(awkward)
+        execution_order(awkward.module, awkward.probe())
+        x = some.x[:4].clone().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(awkward.logits(x).sum(), x)
+    assert gradient.abs().sum() > 0
+
+
+def test_hooks_go_when_a_layer_fails(awkward, some, no_trace):
+    awkward.module.fail.calls_left = 0
+    with no_trace(awkward):
+        with pytest.raises(RuntimeError, match="fails here"):
+            awkward.query(some.x)
+        with pytest.raises(RuntimeError, match="fails here"):
+            awkward.features(some.x, ["fc2"])
+        awkward.module.eval()
+        with pytest.raises(RuntimeError, match="fails here"), recording(awkward.module, ["fc2"]):
+            awkward.module(awkward.prepare(some.x))
+        with pytest.raises(RuntimeError, match="fails here"):
+            forward_to(awkward.module, awkward.prepare(some.x), ["fc2"])
+        awkward.module.train()
+        awkward.module.drop.eval()
+
+
+def test_in_place_activation_does_not_change_what_is_read(awkward, some):
+    awkward.module.eval()
+    read = awkward.features(some.x, ["fc1"])["fc1"]
+    assert (read < 0).any()
+
+
+def test_user_s_gradients_stay(awkward, some, no_trace):
+    awkward.module.eval()
+    awkward.module(awkward.prepare(some.x)).sum().backward()
+    kept = awkward.module.fc2.weight.grad.clone()
+    marked = embed(awkward, some, SCHEMES.build("deepsigns", QUICK["deepsigns"]).keygen(awkward, some, owner="me"), rng=Rng(1))
+    assert torch.equal(awkward.module.fc2.weight.grad, kept)
+    assert all(p.grad is None for p in marked.module.parameters())
+
+
+def test_spec_is_only_shape():
+    assert InputSpec(shape=(3,), num_classes=2).as_dict()["shape"] == [3]

@@ -1,0 +1,65 @@
+"""Laws for every registered scheme."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from deepseal.errors import DeepSealError
+from deepseal.rng import Rng
+from deepseal.watermark import SCHEMES, Key, extract, verify
+from deepseal.watermark.verify import strangers
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+class TestEveryScheme:
+    def make(self, name, base, digits, seed=0) -> Key:
+        return SCHEMES.build(name, {}).keygen(base, digits.train, owner="Example Ltd", rng=Rng(seed))
+
+    def test_same_seed_same_bytes_and_same_verdict(self, name, base, digits):
+        first, second = (self.make(name, base, digits) for _ in range(2))
+        assert first.to_bytes() == second.to_bytes()
+        assert verify(base, first) == verify(base, second)
+        assert self.make(name, base, digits, seed=1).to_bytes() != first.to_bytes()
+
+    def test_a_key_without_seed_is_not_reproducible(self, name, base, digits):
+        keys = [SCHEMES.build(name, {}).keygen(base, digits.train, owner="Example Ltd") for _ in range(2)]
+        assert not any(key.reproducible for key in keys)
+        assert keys[0].secret != keys[1].secret
+        assert len(keys[0].secret) == 32
+
+    def test_key_survives_its_file_form(self, name, base, digits):
+        key = self.make(name, base, digits)
+        again = Key.from_bytes(key.to_bytes())
+        assert again.to_bytes() == key.to_bytes()
+        assert verify(base, again) == verify(base, key)
+
+    def test_unmarked_model_is_not_owned(self, name, base, digits):
+        result = verify(base, self.make(name, base, digits), max_false_positive=1e-3)
+        assert result.verdict == "not-owned"
+        assert 0.3 < result.bit_error_rate < 0.7
+
+    def test_secret_is_not_shown(self, name, base, digits):
+        key = self.make(name, base, digits)
+        for shown in (repr(key), str(key), repr(key.public), repr(key.params)):
+            assert key.secret.hex() not in shown
+            assert repr(key.secret) not in shown
+            assert "trigger_x" not in shown
+
+    def test_extraction_is_well_formed(self, name, base, digits):
+        key = self.make(name, base, digits)
+        read = extract(base, key)
+        assert len(read.bits) == len(read.usable) == len(read.chance) == len(read.margin) == key.bits
+        assert set(np.unique(read.bits)) <= {0, 1}
+        right = read.bits == key.message()
+        assert np.array_equal(right[read.usable], (read.margin > 0)[read.usable])
+
+    def test_strangers_read_coins(self, name, base, digits):
+        errors = strangers(base, self.make(name, base, digits), 200, Rng(3))
+        assert errors.shape == (200, 2)
+        assert abs(errors[:, 0].mean() - 128) < 4 * 8 / np.sqrt(200)
+
+
+def test_unknown_scheme_names_the_near_one():
+    with pytest.raises(DeepSealError, match="'deepsigns'"):
+        SCHEMES.get("deepsign")

@@ -1,0 +1,321 @@
+"""Keys on disk, DeepSigns, and the decision."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from deepseal.adapter import Classifier, InputSpec, Recipe, Split, initialise, train
+from deepseal.errors import InputError, UnknownNameError
+from deepseal.rng import Rng, expand_bits
+from deepseal.watermark import DeepSigns, Key, embed, extract, load_key, save_key, verify
+from deepseal.watermark.cost import embedding_cost
+from deepseal.watermark.deepsigns import _cells, hidden_layers
+from deepseal.watermark.key import text_bits
+from deepseal.watermark.keyfile import MAGIC, is_encrypted
+from deepseal.watermark.robust import weathered_features
+
+
+class TestKey:
+    def test_message_is_text_xor_mask(self, key):
+        unmasked = key.message() ^ expand_bits(key.secret, "mask", key.bits)
+        assert np.packbits(unmasked).tobytes().rstrip(b"\0") == b"Example Ltd"
+        assert key.read_text(key.message()) == "Example Ltd"
+
+    @given(st.text(max_size=40), st.integers(1, 600))
+    @settings(max_examples=60, deadline=None)
+    def test_any_text_fits(self, text, bits):
+        assert len(text_bits(text, bits)) == bits
+        assert np.array_equal(text_bits(text, bits), text_bits(text, bits))
+
+    def test_garbled_text_is_none(self, key):
+        assert key.read_text(1 - key.message()) is None
+
+    def test_long_owner_becomes_a_digest(self, base, digits):
+        long = DeepSigns().keygen(base, digits.train, owner="x" * 1000, rng=Rng(0))
+        assert long.read_text(long.message()) is None
+        assert 0.3 < text_bits("x" * 1000, 256).mean() < 0.7
+
+
+class TestKeyFile:
+    def test_is_private_and_reads_back(self, key, tmp_path):
+        save_key(key, tmp_path / "k")
+        assert (tmp_path / "k").stat().st_mode & 0o777 == 0o600
+        assert load_key(tmp_path / "k").to_bytes() == key.to_bytes()
+        save_key(key, tmp_path / "k2")
+        assert (tmp_path / "k").read_bytes() == (tmp_path / "k2").read_bytes()
+
+    def test_encrypted(self, key, tmp_path):
+        save_key(key, tmp_path / "k", passphrase="correct horse")
+        data = (tmp_path / "k").read_bytes()
+        assert is_encrypted(tmp_path / "k")
+        assert key.secret not in data
+        assert b"Example Ltd" not in data
+        trigger = key.tensors["trigger_x"].numpy().tobytes()
+        assert trigger[:4096] not in data
+        assert load_key(tmp_path / "k", passphrase="correct horse").to_bytes() == key.to_bytes()
+        with pytest.raises(InputError, match="DEEPSEAL_PASSPHRASE"):
+            load_key(tmp_path / "k")
+        with pytest.raises(InputError, match="passphrase"):
+            load_key(tmp_path / "k", passphrase="wrong")
+        with pytest.raises(InputError, match="empty"):
+            save_key(key, tmp_path / "k3", passphrase="")
+        assert not (tmp_path / "k3").exists()
+
+    @pytest.mark.parametrize("passphrase", [None, "secret"])
+    def test_every_damage_is_one_clear_error(self, key, tmp_path, passphrase):
+        save_key(key, tmp_path / "k", passphrase=passphrase)
+        data = (tmp_path / "k").read_bytes()
+        damaged = [data[:n] for n in (0, 5, 14, 18, 30, 200, len(data) - 1)]
+        damaged += [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in (0, 13, 20, 60, 300, len(data) - 1)]
+        damaged += [data + b"x", b"PK\x03\x04hello", MAGIC + b"\xff\xff\xff\xff{}", MAGIC + b"\0\0\0\x02[]"]
+        for content in damaged:
+            (tmp_path / "bad").write_bytes(content)
+            with pytest.raises(InputError) as caught:
+                load_key(tmp_path / "bad", passphrase=passphrase)
+            assert "\n" not in str(caught.value)
+
+    def test_costs_in_a_foreign_header_are_bounded(self, key, tmp_path):
+        save_key(key, tmp_path / "k", passphrase="secret")
+        data = (tmp_path / "k").read_bytes().replace(b'"memory_kib":65536', b'"memory_kib":99999999')
+        grown = data[: len(MAGIC)] + (int.from_bytes(data[len(MAGIC) : len(MAGIC) + 4], "big") + 3).to_bytes(4, "big")
+        (tmp_path / "bad").write_bytes(grown + data[len(MAGIC) + 4 :])
+        with pytest.raises(InputError, match="DeepSeal key file"):
+            load_key(tmp_path / "bad", passphrase="secret")
+
+    def test_newer_version_is_named(self, key):
+        with pytest.raises(InputError, match="newer DeepSeal"):
+            Key.from_bytes(dataclasses.replace(key, version=2).to_bytes())
+
+    def test_not_a_file(self, tmp_path):
+        for path in (tmp_path, tmp_path / "absent"):
+            with pytest.raises(InputError, match="a key file at"):
+                load_key(path)
+
+
+class TestDeepSigns:
+    @given(st.integers(1, 500), st.integers(1, 4), st.integers(1, 12))
+    def test_cells_share_evenly(self, bits, layers, carriers):
+        cells = _cells([f"l{i}" for i in range(layers)], list(range(carriers)), bits)
+        assert sum(cell.bits for cell in cells) == bits
+        assert [cell.start for cell in cells] == list(np.cumsum([0] + [cell.bits for cell in cells[:-1]]))
+        assert max(c.bits for c in cells) - min(c.bits for c in cells) <= 1
+
+    def test_marks_every_bit_and_keeps_accuracy(self, base, marked, key, digits):
+        result = verify(marked, key, max_false_positive=1e-9)
+        assert (result.verdict, result.bits, result.bit_errors, result.message) == ("owned", 256, 0, "Example Ltd")
+        assert result.p_value == pytest.approx(2.0**-256)
+        assert result.threshold == 80
+        assert marked.accuracy(digits.test).value >= base.accuracy(digits.test).value - 0.01
+
+    def test_embedding_is_repeatable(self, base, key, digits):
+        quick = dataclasses.replace(key, params={**key.params, "steps": 5})
+        first, second = (embed(base, digits.train, quick, rng=Rng(4)).fingerprint() for _ in range(2))
+        assert first == second
+
+    def test_projection_is_the_secret_not_the_triggers(self, marked, key, digits):
+        """Other images of the same classes read the mark too; another secret on the same triggers reads coins."""
+        x, y = digits.test.x, digits.test.y
+        public = dataclasses.replace(key, tensors={"trigger_x": x, "trigger_y": y})
+        assert verify(marked, public).bit_errors <= 30
+        assert verify(marked, key.with_secret(bytes(32))).verdict == "not-owned"
+
+    def test_paper_recipe(self, base, digits):
+        scheme = DeepSigns(recipe="paper", bits=64, carriers=(0, 3), epochs=10)
+        key = scheme.keygen(base, digits.train, owner="me", rng=Rng(0))
+        assert key.public["layers"] == ["act2"]
+        before = verify(base, key)
+        after = verify(embed(base, digits.train, key, rng=Rng(1)), key)
+        assert after.bit_errors < before.bit_errors
+        with pytest.raises(InputError, match="one layer"):
+            two = DeepSigns(recipe="paper", layers=("act1", "act2"))
+            embed(base, digits.train, two.keygen(base, digits.train, owner="me", rng=Rng(0)), rng=Rng(0))
+
+    def test_layers_of_a_network_with_normalisation(self, digits):
+        model = initialise("deepseal.adapter.zoo:cnn", digits.spec, Rng(0))
+        assert [name for name, _, _ in hidden_layers(model)] == ["norm1", "norm2", "norm3", "norm4", "fc1"]
+
+    def test_batch_size_does_not_change_bits(self, marked, key):
+        whole = extract(marked, key)
+        means = []
+        for carrier in key.public["carriers"]:
+            own = key.tensors["trigger_x"][key.tensors["trigger_y"] == carrier]
+            single = [marked.features(x[None], ["fc1"])["fc1"] for x in own]
+            means.append(torch.cat(single).double().mean(0))
+        from deepseal.watermark.deepsigns import DeepSigns as Scheme
+
+        seen = Scheme.from_mapping(key.params).observe(marked, key)
+        assert torch.allclose(seen.values["fc1"], torch.stack(means), atol=1e-5)
+        assert whole.usable.all()
+
+    def test_bfloat16_gives_the_same_verdict(self, marked, key):
+        half = marked.copy()
+        half.module.to(torch.bfloat16)
+        result = verify(half, key, max_false_positive=1e-9)
+        assert result.verdict == "owned"
+
+    def test_capacity(self, base):
+        rows = DeepSigns().capacity(base)
+        assert [(row.layer, row.features, row.limit, row.advised) for row in rows] == [
+            ("fc1", 512, 5120, 160),
+            ("fc2", 512, 5120, 160),
+        ]
+
+    @pytest.mark.parametrize(
+        ("params", "message"),
+        [
+            ({"layers": ("fc9",)}, "known layer"),
+            ({"bits": 20_000}, "bits a carrier"),
+            ({"layers": ("fc3",), "bits": 200}, "at most 10 bits a carrier"),
+            ({"carriers": (0, 0)}, "distinct carrier"),
+            ({"carriers": (12,)}, "carrier classes 0"),
+        ],
+    )
+    def test_keygen_refuses(self, base, digits, params, message):
+        with pytest.raises(InputError, match=message):
+            DeepSigns(**params).keygen(base, digits.train, owner="me")
+
+    def test_class_absent_from_the_data(self, base, digits):
+        without = digits.train.take(torch.nonzero(digits.train.y != 4).reshape(-1))
+        with pytest.raises(InputError, match=r"class \[4\]"):
+            DeepSigns().keygen(base, without, owner="me")
+
+    def test_suspects_that_the_key_cannot_read(self, key, digits):
+        narrow = initialise("deepseal.adapter.zoo:mlp?hidden=(64,64)", digits.spec, Rng(0))
+        with pytest.raises(InputError, match="512 features in layer"):
+            verify(narrow, key)
+        other = initialise("deepseal.adapter.zoo:lenet", digits.spec, Rng(0))
+        assert "fc2" in dict(other.module.named_modules())
+        with pytest.raises(InputError, match="features in layer"):
+            verify(other, key)
+        nameless = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), digits.spec)
+        with pytest.raises(UnknownNameError, match="layer"):
+            verify(nameless, key)
+        foreign = initialise("deepseal.adapter.zoo:mlp", InputSpec(shape=(1, 9, 9), num_classes=10), Rng(0))
+        with pytest.raises(InputError, match="shape"):
+            verify(foreign, key)
+
+    def test_feature_vectors_work_too(self):
+        rng = np.random.default_rng(0)
+        y = torch.from_numpy(np.arange(600) % 3)
+        x = torch.from_numpy(rng.random((600, 20), dtype=np.float32))
+        data = Split((x + y[:, None] * 0.3).clamp(0, 1), y)
+        start = initialise("deepseal.adapter.zoo:mlp", InputSpec(shape=(20,), num_classes=3), Rng(0))
+        model = train(start, data, recipe=Recipe(epochs=5), rng=Rng(0))
+        key = DeepSigns(bits=64).keygen(model, data, owner="me", rng=Rng(0))
+        assert verify(embed(model, data, key, rng=Rng(0)), key, max_false_positive=1e-9).bit_errors == 0
+
+    def test_cost_counts_updates(self, base, key, digits):
+        cost = embedding_cost(base, digits.train, key, rng=Rng(0), pairs=3)
+        assert cost.updates == key.params["steps"]
+        assert cost.owner_updates == base.metadata["training"]["updates"]
+        assert cost.share_of_training > 0
+        unknown = embedding_cost(Classifier(base.module, base.spec), digits.train, key, rng=Rng(0), pairs=1)
+        assert unknown.share_of_training is None
+
+
+class TestWeathering:
+    def test_without_weather_it_is_the_plain_reading(self, base, digits):
+        x = base.prepare(digits.test.x[:5])
+        read = weathered_features(base.module, x, ["fc1", "fc2"], prune=0.0, drift=0.0, generator=Rng(0).torch())
+        plain = base.features(digits.test.x[:5], ["fc1", "fc2"])
+        assert all(torch.allclose(read[name].detach(), plain[name], atol=1e-5) for name in plain)
+
+    def test_pruning_matches_the_attack(self, base, digits):
+        from deepseal.attacks import REMOVAL
+
+        pruned = REMOVAL.build("prune", {"sparsity": 0.8}).remove(base, digits.train, rng=Rng(0)).model
+        x = digits.test.x[:20]
+        read = weathered_features(base.module, base.prepare(x), ["fc2"], prune=0.8, drift=0.0, generator=Rng(0).torch())
+        a, b = read["fc2"].detach(), pruned.features(x, ["fc2"])["fc2"]
+        assert float(torch.corrcoef(torch.stack([a.reshape(-1), b.reshape(-1)]))[0, 1]) > 0.98
+
+    def test_noise_on_outputs_has_the_moments_of_noise_on_weights(self, base, digits):
+        x = base.prepare(digits.test.x[:1])
+        generator = Rng(0).torch()
+        reads = [
+            weathered_features(base.module, x, ["fc1"], prune=0.0, drift=0.5, generator=generator)["fc1"].detach()
+            for _ in range(400)
+        ]
+        spread = torch.stack(reads).std(dim=0).mean()
+        weight = base.module.fc1.weight
+        expected = 0.5 * weight.std() * x.flatten().norm()
+        assert float(spread / expected) == pytest.approx(1.0, rel=0.02)
+
+    def test_gradients_reach_the_weights_and_the_module_stays(self, base, digits, no_trace):
+        model = base.copy()
+        with no_trace(model):
+            x = model.prepare(digits.test.x[:5])
+            read = weathered_features(model.module, x, ["fc2"], prune=0.5, drift=0.5, generator=Rng(0).torch())
+            (gradient,) = torch.autograd.grad(read["fc2"].sum(), model.module.fc1.weight)
+        assert gradient.abs().sum() > 0
+
+
+class TestVerify:
+    def test_inconclusive_when_the_bits_cannot_reach_the_rate(self, base, digits):
+        key = DeepSigns(bits=16).keygen(base, digits.train, owner="me", rng=Rng(0))
+        result = verify(base, key, max_false_positive=1e-9)
+        assert (result.verdict, result.threshold) == ("inconclusive", None)
+        assert any("too few" in warning for warning in result.warnings)
+
+    def test_nan_weights_are_inconclusive(self, marked, key):
+        broken = marked.copy()
+        with torch.no_grad():
+            broken.module.fc1.weight[0, 0] = float("nan")
+        result = verify(broken, key)
+        assert result.verdict == "inconclusive"
+        assert result.erasures == 256
+
+    def test_zero_weights_are_erasures(self, marked, key):
+        broken = marked.copy()
+        with torch.no_grad():
+            for p in broken.module.parameters():
+                p.zero_()
+        assert verify(broken, key).erasures == 256
+
+    def test_trying_many_keys_is_paid_for(self, marked, key):
+        once, often = (verify(marked, key, max_false_positive=1e-9, tried=tried) for tried in (1, 10**6))
+        assert once.threshold > often.threshold
+        assert often.threshold == verify(marked, key, max_false_positive=1e-15).threshold
+
+    @pytest.mark.parametrize("wrong", [{"max_false_positive": 0.0}, {"max_false_positive": 1.0}, {"tried": 0}, {"null_keys": -1}])
+    def test_refuses(self, marked, key, wrong):
+        with pytest.raises(InputError):
+            verify(marked, key, **wrong)
+
+    def test_seeded_keys_warn(self, marked, key, base, digits):
+        assert any("seed" in warning for warning in verify(marked, key).warnings)
+        assert not verify(base, DeepSigns().keygen(base, digits.train, owner="me")).warnings
+
+    def test_empirical_null_is_reported(self, marked, key, base):
+        result = verify(marked, key, null_keys=100, null_models=[base, base]).as_dict()
+        assert result["null"]["n"] == 100
+        assert 0.45 < result["null"]["mean_bit_error_rate"] < 0.55
+        assert result["null"]["owned"] == 0
+        assert result["null_models"]["n"] == 2
+
+    def test_a_violated_null_is_inconclusive(self, marked, key, monkeypatch):
+        """A scheme that reads the owner's message from every key proves nothing."""
+        scheme = DeepSigns.decode
+
+        def forging(self, observation, any_key):
+            read = scheme(self, observation, any_key)
+            return dataclasses.replace(read, bits=any_key.message())
+
+        monkeypatch.setattr(DeepSigns, "decode", forging)
+        result = verify(marked, key, null_keys=20)
+        assert result.verdict == "inconclusive"
+        assert any("violated" in warning for warning in result.warnings)
+
+
+def test_no_secret_in_the_environment_of_tests():
+    assert "DEEPSEAL_PASSPHRASE" not in os.environ
+    assert Path(__file__).exists()

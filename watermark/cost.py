@@ -1,0 +1,52 @@
+"""What embedding costs, as a share of the owner's training: updates of both kinds, timed in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+from deepseal.adapter import Classifier, Recipe, Split
+from deepseal.adapter.training import Training
+from deepseal.rng import Rng
+from deepseal.watermark.key import Key
+from deepseal.watermark.scheme import scheme_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Medians of interleaved updates. ``share_of_training`` is None when the owner's number of updates is unknown."""
+
+    updates: int
+    seconds_per_update: float
+    seconds_per_training_update: float
+    owner_updates: int | None
+
+    @property
+    def share_of_training(self) -> float | None:
+        """Embedding time over the owner's training time."""
+        if not self.owner_updates:
+            return None
+        return self.updates * self.seconds_per_update / (self.owner_updates * self.seconds_per_training_update)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {**dataclasses.asdict(self), "share_of_training": self.share_of_training}
+
+
+def embedding_cost(model: Classifier, data: Split, key: Key, *, rng: Rng, pairs: int = 15) -> Cost:
+    """Time ``pairs`` plain and embedding updates in turn, after two of each to warm up. The model is not changed."""
+    owner = model.metadata.get("training", {})
+    recipe = Recipe.from_mapping({k: v for k, v in owner.get("recipe", {}).items() if k in Recipe.__dataclass_fields__})
+    plain = Training(model, data, recipe=recipe, rng=rng.child("plain"))
+    marking = scheme_of(key).embedding(model, data, key, rng=rng.child("marking"))
+    seconds: dict[Training, list[float]] = {plain: [], marking: []}
+    if len(marking):
+        for _ in range(pairs + 2):
+            for training, times in seconds.items():
+                start = time.perf_counter()
+                training.step()
+                times.append(time.perf_counter() - start)
+    medians = [statistics.median(times[2:]) if times else 0.0 for times in seconds.values()]
+    return Cost(len(marking), medians[1], medians[0], owner.get("updates"))
