@@ -16,7 +16,7 @@ PARAMETRIC = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMALISATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class _Enough(Exception):
+class _Enough(Exception):  # noqa: N818
     """Ends a forward pass whose remaining layers nobody reads."""
 
 
@@ -26,7 +26,7 @@ def find_layer(module: nn.Module, name: str) -> nn.Module:
     Raises:
         UnknownNameError: no such layer; the message lists near names.
     """
-    layers = {known: layer for known, layer in module.named_modules() if known}
+    layers: dict[str, nn.Module] = {known: layer for known, layer in module.named_modules() if known}
     if name not in layers:
         raise UnknownNameError("layer", name, layers)
     return layers[name]

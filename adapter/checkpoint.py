@@ -67,7 +67,11 @@ def to_bytes(model: Classifier) -> bytes:
         "architecture": model.architecture,
         "spec": model.spec.as_dict(),
         "tied": tied,
-        **{name: value for name, value in model.metadata.items() if name not in ("version", "architecture", "spec", "tied")},
+        **{
+            name: value
+            for name, value in model.metadata.items()
+            if name not in ("version", "architecture", "spec", "tied")
+        },
     }
     text = json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return safetensors.torch.save(kept, metadata={ENTRY: text})
@@ -133,7 +137,9 @@ def load(
     stated = metadata.get("architecture")
     chosen = architecture or stated
     if not isinstance(chosen, str):
-        raise InputError(f"an architecture in {path}", found="none in its metadata", do="add --arch package.module:factory")
+        raise InputError(
+            f"an architecture in {path}", found="none in its metadata", do="add --arch package.module:factory"
+        )
     if architecture is None and not chosen.startswith(TRUSTED):
         raise InputError(
             f"{path} to name an architecture of {' or '.join(TRUSTED)}",
@@ -142,7 +148,9 @@ def load(
         )
     final_spec = InputSpec.from_dict(metadata["spec"]) if "spec" in metadata else spec
     if final_spec is None:
-        raise InputError(f"an input spec in {path}", found="none in its metadata", do="add --data, whose spec is then used")
+        raise InputError(
+            f"an input spec in {path}", found="none in its metadata", do="add --data, whose spec is then used"
+        )
     kept = {k: v for k, v in metadata.items() if k not in ("version", "architecture", "spec", "tied")}
     module = build_module(chosen, final_spec)
     state = _normalise(checkpoint.tensors, metadata.get("tied", {}))

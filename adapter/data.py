@@ -82,10 +82,10 @@ class Dataset:
 
 
 def load_data(source: str) -> Dataset:
-    """Load ``digits``, ``mnist``, ``fashion-mnist``, ``isolet``, a ``.npz`` file, an image folder or ``module:factory``.
+    """Load ``digits``, ``mnist``, ``fashion-mnist``, ``isolet``, a ``.npz`` file, a folder or ``module:factory``.
 
     Of the training samples, one in six, at most 10,000, is held out for calibration by a fixed permutation.
-    A ``.npz`` holds ``x`` and ``y`` (a fifth becomes the test split) or ``x_train``, ``y_train``, ``x_test``, ``y_test``.
+    A ``.npz`` holds ``x`` and ``y`` (a fifth becomes the test) or ``x_train``, ``y_train``, ``x_test``, ``y_test``.
     An image folder holds one folder a class, or ``train/`` and ``test/`` with one folder a class each.
     A factory returns ``(x, y)``, ``(x_train, y_train, x_test, y_test)``, or a ``Dataset``.
 
@@ -165,7 +165,9 @@ def _idx(path: Path) -> NDArray[np.uint8]:
     except (OSError, EOFError, IndexError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"a gzipped IDX file at {path}", found=str(error) or "something else", do="copy it again") from error
+        raise InputError(
+            f"a gzipped IDX file at {path}", found=str(error) or "something else", do="copy it again"
+        ) from error
 
 
 def _npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -254,7 +256,9 @@ def _split(name: str, x: NDArray[Any], y: NDArray[Any]) -> Split:
         raise InputError(f"numeric arrays in {name}", found=f"x {x.dtype}, y {y.dtype}", do="convert them")
     if len(x) < 3 or y.ndim != 1 or len(x) != len(y):
         found = f"x of shape {x.shape} and y of shape {y.shape}"
-        raise InputError(f"at least three inputs in {name}, with one integer label each", found=found, do="check the data")
+        raise InputError(
+            f"at least three inputs in {name}, with one integer label each", found=found, do="check the data"
+        )
     if y.dtype.kind == "f" and not np.array_equal(y, np.round(y)):
         raise InputError(f"integer labels in {name}", found="fractions or NaN", do="number the classes from 0")
     scale = np.float32(255.0) if x.dtype == np.uint8 else np.float32(1.0)

@@ -32,7 +32,9 @@ class InputSpec:
 
     def __post_init__(self) -> None:
         if not self.shape or any(size < 1 for size in self.shape):
-            raise InputError("an input shape of positive sizes", found=str(self.shape), do="state the shape of one sample")
+            raise InputError(
+                "an input shape of positive sizes", found=str(self.shape), do="state the shape of one sample"
+            )
         if self.num_classes < 1:
             raise InputError("at least one class", found=str(self.num_classes), do="state num_classes")
         if not self.bounds[0] < self.bounds[1]:
@@ -86,14 +88,18 @@ class InputSpec:
             InputError: missing or malformed entries.
         """
         try:
-            optional = {name: tuple(map(float, values[name])) for name in ("mean", "std") if values.get(name) is not None}
+            optional = {
+                name: tuple(map(float, values[name])) for name in ("mean", "std") if values.get(name) is not None
+            }
             low, high = map(float, values["bounds"])
             shape = tuple(int(size) for size in values["shape"])
             return cls(shape=shape, num_classes=int(values["num_classes"]), bounds=(low, high), **optional)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError("an input spec", found=repr(dict(values))[:200], do="state shape, num_classes, bounds") from error
+            raise InputError(
+                "an input spec", found=repr(dict(values))[:200], do="state shape, num_classes, bounds"
+            ) from error
 
     def _per_channel(self, values: tuple[float, ...], x: Tensor) -> Tensor:
         if len(values) not in (1, self.shape[0]):

@@ -106,10 +106,9 @@ class Training:
         extra: Sequence[tuple[Tensor, float]] = (),
     ) -> None:
         data.check(model.spec)
-        self._model, self._data, self._recipe, self._loss = model.copy(), data, recipe, loss
-        self._module = self._model.module
-        self._flags = [(p, p.requires_grad) for p in self._module.parameters()]
-        self._modes = [(layer, layer.training) for layer in self._module.modules()]
+        self._original, self._model = model.copy(), model.copy()
+        self._data, self._recipe, self._loss = data, recipe, loss
+        self._module = self._model.module.to(memory_format=torch.channels_last)  # faster convolutions, same numbers
         parameters = self._prepare(trained)
         groups = [{"params": parameters, "lr": recipe.learning_rate}]
         groups += [{"params": [tensor], "lr": learning_rate} for tensor, learning_rate in extra]
@@ -133,13 +132,18 @@ class Training:
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
         with self._private_rng():
-            logits = self._module(self._model.prepare(x))
+            inputs = self._model.prepare(x)
+            if inputs.ndim == 4:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            logits = self._module(inputs)
             state = Step(self._module, x, y, logits, self._index, self._total, self._generator)
             loss = self._loss(state)
             if not math.isfinite(float(loss.detach())):
-                raise TrainingError(f"the loss became {float(loss.detach())} at update {self._index}; use a smaller learning rate")
+                raise TrainingError(
+                    f"the loss became {float(loss.detach())} at update {self._index}; use a smaller learning rate"
+                )
             self._optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self._optimizer.step()
         self._index += 1
         return float(loss.detach())
@@ -153,13 +157,11 @@ class Training:
         return self.result()
 
     def result(self) -> Classifier:
-        """The classifier as trained up to now, with the flags of the original."""
-        result = self._model.copy()
-        for parameter_, (_, flag) in zip(result.module.parameters(), self._flags, strict=True):
-            parameter_.requires_grad_(flag)
+        """The classifier as trained up to now, with everything but parameters and buffers as in the original."""
+        result = self._original.copy()
+        result.module.load_state_dict(self._module.state_dict())
+        for parameter_ in result.module.parameters():
             parameter_.grad = None
-        for layer, (_, mode) in zip(result.module.modules(), self._modes, strict=True):
-            layer.training = mode
         return result
 
     def _prepare(self, trained: Sequence[str] | None) -> list[nn.Parameter]:

@@ -88,7 +88,9 @@ def _prepare(out: Path, *, force: bool) -> None:
     try:
         (out / "records").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{out} to be writable", found=error.strerror or str(error), do="choose another --out") from error
+        raise InputError(
+            f"{out} to be writable", found=error.strerror or str(error), do="choose another --out"
+        ) from error
     for stale in (out / "records").glob("*.json"):
         stale.unlink()
 

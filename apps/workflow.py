@@ -220,13 +220,15 @@ def _verify_in_fresh_process(
         )
         results: dict[str, Any] = json.loads(child.stdout)["results"]
     except subprocess.TimeoutExpired as error:
-        raise VerificationError(f"reading the mark back from the file took over {_CHILD_SECONDS} s; no file kept") from error
+        raise VerificationError(
+            f"reading the mark back from the file took over {_CHILD_SECONDS} s; no file kept"
+        ) from error
     except (ValueError, KeyError) as error:
         raise VerificationError(f"the saved file could not be read back: {one_line(child.stderr)[-300:]}") from error
     if results["verdict"] != "owned":
         raise VerificationError(
-            f"expected the mark to read back from the saved file; found {results['bit_errors']} of {results['bits']} bits "
-            f"wrong ({results['threshold']} allowed); embed with more steps, fewer bits or wider layers; no file kept"
+            f"expected the mark to read back from the saved file; found {results['bit_errors']} of "
+            f"{results['bits']} bits wrong ({results['threshold']} allowed); embed with more steps, fewer bits or wider layers"
         )
     return results
 
@@ -239,6 +241,8 @@ def load_model(
     model = checkpoint.load(path, architecture=arch, spec=spec, insecure_allow_pickle=insecure_allow_pickle)
     if dataset is not None and model.spec.shape != dataset.spec.shape:
         raise InputError(
-            f"data of shape {model.spec.shape}, as {path} takes", found=str(dataset.spec.shape), do="pass the right --data"
+            f"data of shape {model.spec.shape}, as {path} takes",
+            found=str(dataset.spec.shape),
+            do="pass the right --data",
         )
     return model

@@ -105,7 +105,11 @@ ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("overwrite", {"strength": 1.0}),
     ],
 }
-PAPER = {"none": [], "prune-0.8": [("prune", {"sparsity": 0.8})], "ftal-3": [("fine-tune", {"mode": "ftal", "epochs": 3})]}
+PAPER = {
+    "none": [],
+    "prune-0.8": [("prune", {"sparsity": 0.8})],
+    "ftal-3": [("fine-tune", {"mode": "ftal", "epochs": 3})],
+}
 
 
 def attack_cell(bench: Bench, run: Run, scheme: DeepSigns, steps: list[tuple[str, dict[str, Any]]]) -> None:
@@ -154,11 +158,16 @@ def _rejected(values: Any, level: float) -> dict[str, Any]:
     attained = float(stats.binom.cdf(stats.binom.ppf(level, BITS, 0.5) - 1, BITS, 0.5))
     low, high = stats.binom.interval(0.99, len(values), attained)
     count = int((values <= level).sum())
-    return {"count": count, "attained_level": attained, "interval_99": [low, high], "inside": bool(low <= count <= high)}
+    return {
+        "count": count,
+        "attained_level": attained,
+        "interval_99": [low, high],
+        "inside": bool(low <= count <= high),
+    }
 
 
 def models_cell(bench: Bench, run: Run, scheme: DeepSigns) -> None:
-    """The owner's key read from independently trained models (other seeds, full recipe for the MLP, 2 epochs for the CNN)."""
+    """The owner's key read from models trained independently (10 epochs for the MLP, 2 for the CNN)."""
     epochs = OWNER.epochs if bench.net == "mlp" else 2
     rows = []
     for index in range(INDEPENDENT):
@@ -222,13 +231,21 @@ def main() -> None:
 def summary(records: list[Record]) -> str:
     """Markdown tables of all records: a row a cell, a column a seed."""
     lines = ["# DeepSigns against removal", ""]
-    lines += ["Made by `make benchmark-watermark` from the records in this folder; 256 bits, at most 80 wrong at 1e-9.", ""]
+    lines += [
+        "Made by `make benchmark-watermark` from the records in this folder; 256 bits, at most 80 wrong at 1e-9.",
+        "",
+    ]
     for net, (arch, data) in NETS.items():
         own = [record for record in records if record.params["net"] == net]
         if not own:
             continue
         seeds = sorted({record.seed for record in own if record.seed is not None})
-        lines += [f"## {arch.partition(':')[2]} on {data}", "", "Wrong bits (accuracy in %, change against the base in points)", ""]
+        lines += [
+            f"## {arch.partition(':')[2]} on {data}",
+            "",
+            "Wrong bits (accuracy in %, change against the base in points)",
+            "",
+        ]
         lines += ["| attack | " + " | ".join(f"seed {seed}" for seed in seeds) + " |", "|---" * (len(seeds) + 1) + "|"]
         names = [*ATTACKS, *(f"paper-{name}" for name in PAPER)]
         by_cell = {(record.params["cell"], record.seed): record.results for record in own}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -67,13 +67,18 @@ class DeepSigns(Parameters):
     lambda1: float = parameter(0.01, "weight of the centre loss L1 (paper)", minimum=0.0, maximum=1e6)
     lambda2: float = parameter(0.01, "weight of the binary cross-entropy L2 (paper)", minimum=0.0, maximum=1e6)
     epochs: int = parameter(1, "passes over the training data (paper)", minimum=1, maximum=10_000)
-    strength: float = parameter(2.0, "weight of the margin loss (robust)", minimum=0.0, maximum=1e6)
-    margin: float = parameter(4.0, "score each bit is driven to, in standard deviations (robust)", minimum=0.0, maximum=100.0)
+    strength: float = parameter(1.0, "weight of the margin loss (robust)", minimum=0.0, maximum=1e6)
+    margin: float = parameter(
+        5.0, "projection of each bit, in standard deviations of the original's (robust)", minimum=0.0, maximum=1000.0
+    )
+    relative_margin: float = parameter(
+        2.5, "score of each bit, in standard deviations of chance (robust)", minimum=0.0, maximum=1000.0
+    )
     prune: float = parameter(0.9, "highest pruning rate the mark is read through (robust)", minimum=0.0, maximum=0.99)
     drift: float = parameter(0.5, "weight noise it is read through (robust)", minimum=0.0, maximum=10.0)
-    steps: int = parameter(300, "updates (robust)", minimum=1, maximum=1_000_000)
-    learning_rate: float = parameter(7e-4, "step size of Adam", minimum=1e-9, maximum=10.0)
-    batch: int = parameter(4, "triggers a class and update (robust)", minimum=1, maximum=1024)
+    steps: int = parameter(320, "updates (robust)", minimum=1, maximum=1_000_000)
+    learning_rate: float = parameter(1e-3, "step size of Adam", minimum=1e-9, maximum=10.0)
+    batch: int = parameter(4, "inputs a carrier and update (robust)", minimum=1, maximum=1024)
 
     def keygen(self, model: Classifier, data: Split, *, owner: str, rng: Rng | None = None) -> Key:
         """Draw a key: layers and carriers, and a secret that fixes mask, projections and triggers.
@@ -101,7 +106,7 @@ class DeepSigns(Parameters):
                 raise InputError(
                     f"at most {features[cell.layer]} bits a carrier in layer {cell.layer}",
                     found=f"{cell.bits}",
-                    do=f"use fewer than {self.bits} bits (at most {most} in these layers), more carriers or more layers",
+                    do=f"use fewer than {self.bits} bits (these layers take {most}), more carriers or more layers",
                 )
         index = self._triggers(secret, data, carriers)
         public = {
@@ -110,6 +115,7 @@ class DeepSigns(Parameters):
             "layers": list(layers),
             "features": features,
             "carriers": list(carriers),
+            "centred": self.recipe == "robust" and len(carriers) > 1,
         }
         triggers = data.take(index)
         return Key(
@@ -135,8 +141,8 @@ class DeepSigns(Parameters):
             recipe = Recipe(epochs=self.epochs, learning_rate=self.learning_rate)
             extra = [(loss.means, 10 * self.learning_rate)]
             return Training(model, data, recipe=recipe, rng=rng, loss=loss, extra=extra)
-        recipe = Recipe(steps=self.steps, learning_rate=self.learning_rate, schedule="linear")
-        return Training(model, data, recipe=recipe, rng=rng, loss=_RobustLoss(model, key, self))
+        recipe = Recipe(steps=self.steps, learning_rate=self.learning_rate, schedule="cosine")
+        return Training(model, data, recipe=recipe, rng=rng, loss=_RobustLoss(model, data, key, self))
 
     def observe(self, model: Classifier, key: Key) -> Observation:
         """Mean activation of each carrier's triggers in each layer: (carriers, features) a layer.
@@ -163,8 +169,9 @@ class DeepSigns(Parameters):
     def decode(self, observation: Observation, key: Key) -> Extraction:
         """Sign of every cell's projected mean; the score has unit variance under no mark."""
         scores = np.zeros(key.bits)
+        means = {name: _centred(values, key.public["centred"]) for name, values in observation.values.items()}
         for cell in _cells(key.public["layers"], key.public["carriers"], key.bits):
-            mean = observation.values[cell.layer][list(key.public["carriers"]).index(cell.carrier)].numpy()
+            mean = means[cell.layer][list(key.public["carriers"]).index(cell.carrier)].numpy()
             norm = np.linalg.norm(mean)
             if norm > 0 and np.isfinite(norm):
                 projection = _projection(key.secret, cell, len(mean))
@@ -230,15 +237,23 @@ def hidden_layers(model: Classifier) -> list[tuple[str, str, int]]:
 
 
 class _RobustLoss:
-    """CE + strength * mean relu(margin - z): z = b (A^T mu / ||mu||), mu over a few triggers, read through weathered weights."""
+    """CE + strength * mean [relu(margin - s / nu) + relu(relative_margin - s / ||mu||)], s = b A^T mu.
 
-    def __init__(self, model: Classifier, key: Key, scheme: DeepSigns) -> None:
-        self._scheme, self._model = scheme, model.copy()
+    mu is the centred mean over a few inputs, read through weathered weights; nu is the mean norm of the original's. The
+    first term makes the mark large, so that drift does not reach it; the second keeps the rest of mu from hiding it.
+    """
+
+    def __init__(self, model: Classifier, data: Split, key: Key, scheme: DeepSigns) -> None:
+        self._scheme, self._centred = scheme, bool(key.public["centred"])
         self._layers = list(key.public["layers"])
         self._targets = _targets(key, model)
-        labels = key.tensors["trigger_y"]
-        self._inputs = self._model.prepare(key.tensors["trigger_x"])
-        self._members = [torch.nonzero(labels == carrier).reshape(-1) for carrier in key.public["carriers"]]
+        self._prepare, self._inputs = model.copy().prepare, data.x
+        observed = scheme.observe(model, key).values
+        self._norms = {
+            name: float(_centred(means, self._centred).norm(dim=1).mean()) for name, means in observed.items()
+        }
+        self._members = [torch.nonzero(data.y == carrier).reshape(-1) for carrier in key.public["carriers"]]
+        _check_carriers(key.public["carriers"], model.spec.num_classes, data)
 
     def __call__(self, step: Step) -> Tensor:
         scheme, generator = self._scheme, step.generator
@@ -246,15 +261,19 @@ class _RobustLoss:
         rate = scheme.prune * float(torch.rand((), generator=generator))
         features = weathered_features(
             step.module,
-            self._inputs[torch.cat(picks)],
+            self._prepare(self._inputs[torch.cat(picks)]),
             self._layers,
             prune=rate,
             drift=scheme.drift,
             generator=generator,
         )
-        scores = torch.cat([target.scores(_means(features[target.layer], len(picks))) for target in self._targets])
-        shortfall: Tensor = torch.relu(scheme.margin - scores).mean()
-        return cross_entropy(step) + scheme.strength * shortfall
+        shortfall = []
+        for target in self._targets:
+            means = _centred(_means(features[target.layer], len(picks)), self._centred)
+            absolute = target.scores(means / self._norms[target.layer])
+            relative = target.scores(nn.functional.normalize(means, dim=1))
+            shortfall.append(torch.relu(scheme.margin - absolute) + torch.relu(scheme.relative_margin - relative))
+        return cross_entropy(step) + scheme.strength * torch.cat(shortfall).mean()
 
 
 class _PaperLoss:
@@ -263,7 +282,9 @@ class _PaperLoss:
     def __init__(self, model: Classifier, data: Split, key: Key, scheme: DeepSigns) -> None:
         layers = list(key.public["layers"])
         if len(layers) != 1:
-            raise InputError("one layer for the paper's recipe", found=str(layers), do="give -p layers=NAME or recipe=robust")
+            raise InputError(
+                "one layer for the paper's recipe", found=str(layers), do="give -p layers=NAME or recipe=robust"
+            )
         self._scheme, self._layer, self._model = scheme, layers[0], model.copy()
         self._targets = _targets(key, model)
         self._carriers = torch.tensor(key.public["carriers"])
@@ -286,7 +307,7 @@ class _PaperLoss:
         others = torch.ones(len(means), dtype=torch.bool, device=means.device)
         others[carriers] = False
         centre = centre - torch.cdist(means[carriers], means[others]).pow(2).sum()
-        scores = torch.cat([target.scores(means[carriers], normalise=False) for target in self._targets])
+        scores = torch.cat([target.scores(means[carriers]) for target in self._targets])
         embedding = nn.functional.softplus(-scores).mean()
         return cross_entropy(step) + scheme.lambda1 * centre + scheme.lambda2 * embedding
 
@@ -299,10 +320,8 @@ class _Target:
     projection: Tensor = dataclasses.field(repr=False)
     real: Tensor = dataclasses.field(repr=False)
 
-    def scores(self, means: Tensor, *, normalise: bool = True) -> Tensor:
-        """Scores in the direction of the message of all real bits; ``means`` is (carriers, features)."""
-        if normalise:
-            means = nn.functional.normalize(means, dim=1)
+    def scores(self, means: Tensor) -> Tensor:
+        """Projections in the direction of the message, of all real bits; ``means`` is (carriers, features)."""
         return torch.einsum("cf,cfb->cb", means, self.projection)[self.real]
 
 
@@ -336,6 +355,11 @@ def _projection(secret: bytes, cell: Cell, width: int) -> np.ndarray[tuple[int, 
     return expand_normal(secret, f"projection/{cell.layer}/{cell.carrier}", (width, cell.bits))
 
 
+def _centred(means: Tensor, centred: bool) -> Tensor:
+    """What sets each carrier's mean apart from the average of all carriers, where attacks move all of them alike."""
+    return means - means.mean(dim=0, keepdim=True) if centred else means
+
+
 def _means(features: Tensor, carriers: int) -> Tensor:
     return features.flatten(1).reshape(carriers, -1, features[0].numel()).mean(dim=1)
 
@@ -363,7 +387,9 @@ def _check_carriers(carriers: Sequence[int], classes: int, data: Split) -> None:
     absent = [carrier for carrier in carriers if not bool((data.y == carrier).any())]
     if absent:
         raise InputError(
-            "training samples of every carrier class", found=f"none of class {absent}", do="add samples or give -p carriers=…"
+            "training samples of every carrier class",
+            found=f"none of class {absent}",
+            do="add samples or give -p carriers=…",
         )
 
 

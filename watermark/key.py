@@ -108,7 +108,9 @@ class Key:
             version, xof = int(described["version"]), str(described["xof"])
             if version != VERSION or xof != XOF:
                 raise InputError(
-                    f"a key of version {VERSION} with {XOF}", found=f"version {version} with {xof}", do="use a newer DeepSeal"
+                    f"a key of version {VERSION} with {XOF}",
+                    found=f"version {version} with {xof}",
+                    do="use a newer DeepSeal",
                 )
             return cls(
                 scheme=str(described["scheme"]),
@@ -123,7 +125,9 @@ class Key:
         except InputError:
             raise
         except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError("an owner's key", found="damaged or foreign content", do="use an intact copy of it") from error
+            raise InputError(
+                "an owner's key", found="damaged or foreign content", do="use an intact copy of it"
+            ) from error
 
 
 def text_bits(text: str, count: int) -> NDArray[np.uint8]:

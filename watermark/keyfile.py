@@ -51,7 +51,7 @@ def is_encrypted(path: Path) -> bool:
     Raises:
         InputError: not a key file.
     """
-    return _split(path)[0]["encryption"] != "none"
+    return bool(_split(path)[0]["encryption"] != "none")
 
 
 def load_key(path: Path, *, passphrase: str | None = None) -> Key:
@@ -118,5 +118,7 @@ def _split(path: Path) -> tuple[dict[str, Any], bytes, bytes]:
 
 def _foreign(path: Path) -> InputError:
     return InputError(
-        f"a DeepSeal key file at {path}", found="a truncated file or something else", do="pass the file that keygen wrote"
+        f"a DeepSeal key file at {path}",
+        found="a truncated file or something else",
+        do="pass the file that keygen wrote",
     )

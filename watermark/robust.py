@@ -8,15 +8,15 @@ noise of variance s^2 * sum(x^2) (local reparametrisation; Kingma, Salimans, Wel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from deepseal.adapter.capture import PARAMETRIC, Hook, evaluating, forward_to, hooked
-from deepseal.parameters import Parameters, parameter
+from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, Hook, evaluating, forward_to, hooked
 
 _SAMPLE = 4096
 
@@ -32,7 +32,7 @@ def weathered_features(
 ) -> dict[str, Tensor]:
     """Outputs of the named layers, graph attached, read through pruned and noisy weights.
 
-    Normalisation layers use their running statistics, which are left alone.
+    Batch normalisation uses the statistics of ``x`` as these weights give them, and leaves the running ones alone.
 
     Args:
         module: the network; its parameters are not changed.
@@ -57,14 +57,28 @@ def weathered_features(
         elif spread > 0:
             weight = weight + spread * torch.randn(weight.shape, generator=generator).to(weight)
         replaced[f"{name}.weight"] = weight
-    with evaluating(module), hooked(module, hooks):
+    with evaluating(module), _batch_statistics(module), hooked(module, hooks):
         return forward_to(module, x, layers, call=lambda inputs: functional_call(module, replaced, (inputs,)))
+
+
+@contextmanager
+def _batch_statistics(module: nn.Module) -> Iterator[None]:
+    layers = [layer for layer in module.modules() if isinstance(layer, NORMALISATION)]
+    flags = [(layer.training, layer.track_running_stats) for layer in layers]
+    try:
+        for layer in layers:
+            layer.training, layer.track_running_stats = True, False
+        yield
+    finally:
+        for layer, (training, tracking) in zip(layers, flags, strict=True):
+            layer.training, layer.track_running_stats = training, tracking
 
 
 def _linear_noise(spread: float, generator: torch.Generator) -> Hook:
     def add(_layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        scale = spread * inputs[0].detach().pow(2).sum(dim=-1, keepdim=True).sqrt()
-        return output + scale * torch.randn(output.shape, generator=generator).to(output)
+        scale: Tensor = spread * inputs[0].detach().pow(2).sum(dim=-1, keepdim=True).sqrt()
+        noise: Tensor = scale * torch.randn(output.shape, generator=generator).to(output)
+        return output + noise
 
     return add
 

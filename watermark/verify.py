@@ -95,7 +95,9 @@ def verify(
         InputError: a suspect that the key cannot read, or a rate outside (0, 1).
     """
     if not 0.0 < max_false_positive < 1.0:
-        raise InputError("a false-positive rate between 0 and 1", found=str(max_false_positive), do="use for instance 1e-6")
+        raise InputError(
+            "a false-positive rate between 0 and 1", found=str(max_false_positive), do="use for instance 1e-6"
+        )
     if tried < 1 or null_keys < 0:
         raise InputError("tried >= 1 and null_keys >= 0", found=f"{tried} and {null_keys}", do="correct them")
     scheme = scheme_of(key)
@@ -173,7 +175,9 @@ def _warnings(
 ) -> tuple[str, ...]:
     found = []
     if key.reproducible:
-        found.append("the key was made from a seed: anybody who guesses the seed holds it; make evidence without --seed")
+        found.append(
+            "the key was made from a seed: anybody who guesses the seed holds it; make evidence without --seed"
+        )
     if bits < len(extraction.bits):
         found.append(f"{len(extraction.bits) - bits} of {len(extraction.bits)} bits are unreadable (numerical noise)")
     if threshold is None:

@@ -61,7 +61,13 @@ def _code(error: Exception) -> int | None:
     code = getattr(error, "exit_code", None)
     if code is None:
         return None
-    return Exit.INTERRUPTED if type(error).__name__ == "Abort" else Exit.BAD_INPUT if hasattr(error, "format_message") else code
+    return (
+        Exit.INTERRUPTED
+        if type(error).__name__ == "Abort"
+        else Exit.BAD_INPUT
+        if hasattr(error, "format_message")
+        else code
+    )
 
 
 def _message(error: Exception) -> str:

@@ -44,9 +44,7 @@ def train(
 
         recipe = Recipe.from_mapping({"epochs": epochs, **parameters(param)})
         dataset = load_data(data)
-        train_model(
-            run, arch=arch, dataset=dataset, recipe=recipe, seed=seed, out=out, force=force, report=progress
-        )
+        train_model(run, arch=arch, dataset=dataset, recipe=recipe, seed=seed, out=out, force=force, report=progress)
 
 
 @app.command()
@@ -97,7 +95,8 @@ def inspect(
             dtype=str(loaded.dtype).removeprefix("torch."),
             parameters=sum(p.numel() for p in loaded.module.parameters()),
             layers=[
-                {"layer": name, "kind": type(layer).__name__, "output_shape": list(shape)} for name, layer, shape in layers
+                {"layer": name, "kind": type(layer).__name__, "output_shape": list(shape)}
+                for name, layer, shape in layers
             ],
             metadata=dict(loaded.metadata),
         )

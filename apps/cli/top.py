@@ -38,7 +38,9 @@ def info(json: Json = False) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for models, key, records and report.")] = Path("deepseal-demo"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for models, key, records and report.")] = Path(
+        "deepseal-demo"
+    ),
     seed: Seed = 0,
     force: Force = False,
     json: Json = False,

@@ -18,6 +18,8 @@ _SMALLEST = 1e-12
 _LOG_FROM = 50.0
 _HEADROOM = 1.14  # room for a label above an accuracy of 100%
 _MOST_SPOKEN = 40
+_MOST_LABELS = 4
+_DASH = 14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +48,22 @@ class Series:
 
 
 @dataclasses.dataclass(frozen=True)
+class Label:
+    """A text on the canvas that starts, or ends, at a place."""
+
+    x: float
+    y: float
+    ends: bool
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Level:
     """A line across the plot, such as the decision threshold, or short dashes where it differs by point."""
 
     kind: str
     segments: tuple[tuple[float, float, float], ...]
-    label: str
-    label_y: float
+    labels: tuple[Label, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +251,10 @@ def _plot(
         x_ticks=tuple((axis.place(value), text) for value, text in axis.ticks),
         y_ticks=tuple((_height(value, top), text) for value, text in ticks),
         x_label=axis.name,
-        description=". ".join([*(level.label for level in shown), *spoken[:_MOST_SPOKEN], *more]) + ".",
+        description=". ".join(
+            [*(label.text for level in shown for label in level.labels), *spoken[:_MOST_SPOKEN], *more]
+        )
+        + ".",
     )
 
 
@@ -259,16 +273,19 @@ def _level(
     if len(different) == 1:
         value = different.pop()
         y = _height(value, top)
-        return Level(
-            kind,
-            ((LEFT, RIGHT, y),),
-            f"{name}: {shown(value)}",
-            y + 15 if kind == "threshold" and y < BOTTOM - 18 else y - 6,
-        )
-    dashes = {(axis.place(sample.x), _height(value, top)) for sample, value in values}
-    segments = tuple((max(LEFT, x - 14), min(RIGHT, x + 14), y) for x, y in sorted(dashes))
-    lowest = max(y for _, _, y in segments)
-    return Level(kind, segments, f"{name}: differs by point", min(BOTTOM - 4, lowest + 15))
+        below = kind == "threshold" and y < BOTTOM - 18
+        ends = kind == "before"
+        label = Label(RIGHT - 2 if ends else LEFT + 4, y + 15 if below else y - 6, ends, f"{name}: {shown(value)}")
+        return Level(kind, ((LEFT, RIGHT, y),), (label,))
+    segments: list[tuple[float, float, float]] = []
+    labels: dict[float, Label] = {}
+    for x, value in sorted({(axis.place(sample.x), value) for sample, value in values}):
+        y, left, right = _height(value, top), max(LEFT, x - _DASH), min(RIGHT, x + _DASH)
+        segments.append((left, right, y))
+        ends = x > (LEFT + RIGHT) / 2
+        labels.setdefault(value, Label(left - 4 if ends else right + 4, y + 4, ends, f"{name}: {shown(value)}"))
+    placed = tuple(labels.values())
+    return Level(kind, tuple(segments), placed if len(placed) <= _MOST_LABELS else (placed[0], placed[-1]))
 
 
 def _height(value: float, top: float) -> float:

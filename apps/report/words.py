@@ -232,7 +232,7 @@ def sentence(record: Record, probability: Probability = probability) -> str:
         encrypted = f"encrypted: {yes_no(results.get('encrypted'))}"
         return f"key made: {count(results.get('bits'))} bits, scheme {scheme}, owner {owner}, {encrypted}"
     if record.kind == "attack.run":
-        return f"attacked with {attack(record)}; {_accuracy_change(results)}"
+        return f"attack {attack(record)}; {_accuracy_change(results)}"
     if record.kind == "model.train":
         return f"trained {text(params.get('arch'))} on {text(params.get('data'))}: accuracy {accuracy(results)}"
     if record.kind == "model.evaluate":

@@ -23,7 +23,9 @@ class FineTune(Parameters):
 
     name: ClassVar[str] = "fine-tune"
 
-    mode: str = parameter("ftal", "which layers, and whether the last is reset", choices=("ftll", "ftal", "rtll", "rtal"))
+    mode: str = parameter(
+        "ftal", "which layers, and whether the last is reset", choices=("ftll", "ftal", "rtll", "rtal")
+    )
     epochs: int = parameter(5, "passes over the thief's data", minimum=1, maximum=10_000)
     optimizer: str | None = parameter(None, "none takes the owner's", choices=("adam", "adamw", "sgd"))
     learning_rate: float | None = parameter(None, "none takes the owner's", minimum=1e-9, maximum=10.0)

@@ -13,14 +13,14 @@ from deepseal.adapter import Classifier, Split
 from deepseal.adapter.training import Progress
 from deepseal.attacks.base import Removed, weight_change
 from deepseal.errors import InputError
-from deepseal.parameters import Parameters, parameter, pairs
+from deepseal.parameters import Parameters, pairs, parameter
 from deepseal.rng import Rng
 from deepseal.watermark import SCHEMES, embed, verify
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overwrite(Parameters):
-    """The scheme run by the thief; ``strength`` multiplies the weight of the thief's mark, the updates stay the same."""
+    """The scheme run by the thief; ``strength`` multiplies the thief's mark loss, the updates stay the same."""
 
     name: ClassVar[str] = "overwrite"
 

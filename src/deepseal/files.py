@@ -76,7 +76,9 @@ def pending(path: Path, *, force: bool = False, mode: int | None = None) -> Iter
         else:
             os.link(temporary, path)
     except FileExistsError as error:
-        raise InputError(f"no file at {path}", found="one that exists", do="choose another name or add --force") from error
+        raise InputError(
+            f"no file at {path}", found="one that exists", do="choose another name or add --force"
+        ) from error
     except OSError as error:
         raise _unwritable(path, error) from error
     finally:
@@ -93,7 +95,9 @@ def read_bytes(path: Path, what: str, *, limit: int | None = None) -> bytes:
     """
     try:
         if limit is not None and path.stat().st_size > limit:
-            raise InputError(f"{what} of at most {limit} bytes", found=f"{path.stat().st_size} bytes", do="check the file")
+            raise InputError(
+                f"{what} of at most {limit} bytes", found=f"{path.stat().st_size} bytes", do="check the file"
+            )
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{what} at {path}", found=_reason(error), do="check the name and its permissions") from error

@@ -1,4 +1,4 @@
-"""Parameters of algorithms: frozen keyword-only dataclass fields, checked when built, settable from ``name=value`` text."""
+"""Parameters of algorithms: frozen keyword-only dataclass fields, checked when built, readable from text."""
 
 from __future__ import annotations
 

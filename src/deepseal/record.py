@@ -67,14 +67,20 @@ def read_record(path: Path) -> Record:
         content = json.loads(data)
         schema = content["schema"]
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"a DeepSeal record (JSON) in {path}", found="something else", do="pass a file made by --record") from error
+        raise InputError(
+            f"a DeepSeal record (JSON) in {path}", found="something else", do="pass a file made by --record"
+        ) from error
     if schema != SCHEMA:
-        raise InputError(f"record schema {SCHEMA} in {path}", found=f"schema {schema}", do="use the DeepSeal that wrote it")
+        raise InputError(
+            f"record schema {SCHEMA} in {path}", found=f"schema {schema}", do="use the DeepSeal that wrote it"
+        )
     try:
         return Record.model_validate(content)
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise InputError(f"a complete record in {path}", found=f"a bad field {field!r}", do="make the record again") from error
+        raise InputError(
+            f"a complete record in {path}", found=f"a bad field {field!r}", do="make the record again"
+        ) from error
 
 
 class Run:

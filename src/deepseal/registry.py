@@ -44,7 +44,9 @@ class Registry(Generic[T]):
             return cast("type[T]", getattr(importlib.import_module(module), attribute))
         except (ImportError, AttributeError) as error:
             raise InputError(
-                f"{self.kind} {name!r} at {target}", found=str(error), do="repair or remove the package that provides it"
+                f"{self.kind} {name!r} at {target}",
+                found=str(error),
+                do="repair or remove the package that provides it",
             ) from error
 
     def build(self, name: str, values: Mapping[str, Any]) -> T:

@@ -69,7 +69,9 @@ def test_last_layer_modes_leave_the_rest_alone(mode, marked, digits):
 @pytest.mark.parametrize("mode", ["rtal", "rtll"])
 def test_reset_modes_really_reset(mode, marked, digits):
     few = digits.train.take(torch.arange(2))
-    removed = REMOVAL.build("fine-tune", {"mode": mode, "epochs": 1, "learning_rate": 1e-9}).remove(marked, few, rng=Rng(0))
+    removed = REMOVAL.build("fine-tune", {"mode": mode, "epochs": 1, "learning_rate": 1e-9}).remove(
+        marked, few, rng=Rng(0)
+    )
     before, after = (m.module.fc3.weight.detach() for m in (marked, removed.model))
     assert abs(float(torch.corrcoef(torch.stack([before.reshape(-1), after.reshape(-1)]))[0, 1])) < 0.1
 

@@ -15,7 +15,11 @@ from deepseal.attacks import REMOVAL
 from deepseal.rng import Rng
 from deepseal.watermark import SCHEMES, embed, extract, verify
 
-QUICK = {"deepsigns": {"steps": 2, "bits": 40}, "fine-tune": {"epochs": 1}, "overwrite": {"options": ["steps=2;bits=40"]}}
+QUICK = {
+    "deepsigns": {"steps": 2, "bits": 40},
+    "fine-tune": {"epochs": 1},
+    "overwrite": {"options": ["steps=2;bits=40"]},
+}
 
 
 class Failing(nn.Module):
@@ -144,7 +148,9 @@ def test_user_s_gradients_stay(awkward, some, no_trace):
     awkward.module.eval()
     awkward.module(awkward.prepare(some.x)).sum().backward()
     kept = awkward.module.fc2.weight.grad.clone()
-    marked = embed(awkward, some, SCHEMES.build("deepsigns", QUICK["deepsigns"]).keygen(awkward, some, owner="me"), rng=Rng(1))
+    marked = embed(
+        awkward, some, SCHEMES.build("deepsigns", QUICK["deepsigns"]).keygen(awkward, some, owner="me"), rng=Rng(1)
+    )
     assert torch.equal(awkward.module.fc2.weight.grad, kept)
     assert all(p.grad is None for p in marked.module.parameters())
 

@@ -20,7 +20,8 @@ KEYS = 1000
 def errors(marked, base, key):
     """Wrong bits of random keys: 1,000 on the marked model, 1,000 on the base."""
     return {
-        name: strangers(model, key, KEYS, Rng(11).child(name))[:, 0] for name, model in (("marked", marked), ("base", base))
+        name: strangers(model, key, KEYS, Rng(11).child(name))[:, 0]
+        for name, model in (("marked", marked), ("base", base))
     }
 
 

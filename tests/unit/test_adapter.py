@@ -13,7 +13,19 @@ import torch
 from PIL import Image
 from torch import nn
 
-from deepseal.adapter import Classifier, InputSpec, Oracle, Recipe, Split, checkpoint, initialise, load, load_data, save, train
+from deepseal.adapter import (
+    Classifier,
+    InputSpec,
+    Oracle,
+    Recipe,
+    Split,
+    checkpoint,
+    initialise,
+    load,
+    load_data,
+    save,
+    train,
+)
 from deepseal.adapter.capture import execution_order, forward_to
 from deepseal.adapter.training import Training, output_layer
 from deepseal.errors import InputError, TrainingError, UnknownNameError
@@ -59,7 +71,9 @@ class TestSpec:
         with pytest.raises(InputError):
             InputSpec(**{"shape": (4,), "num_classes": 2, **wrong})
 
-    @pytest.mark.parametrize("wrong", [{}, {"shape": "x", "num_classes": 1, "bounds": [0, 1]}, {"shape": [1], "num_classes": 2, "bounds": 5}])
+    @pytest.mark.parametrize(
+        "wrong", [{}, {"shape": "x", "num_classes": 1, "bounds": [0, 1]}, {"shape": [1], "num_classes": 2, "bounds": 5}]
+    )
     def test_foreign_metadata(self, wrong):
         with pytest.raises(InputError):
             InputSpec.from_dict(wrong)
@@ -278,10 +292,18 @@ class TestData:
 
     def test_factory(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        source = "import numpy as np\ndef make(n=30): return np.random.default_rng(0).random((n, 4)), np.arange(n) % 2\n"
+        source = (
+            "import numpy as np\ndef make(n=30): return np.random.default_rng(0).random((n, 4)), np.arange(n) % 2\n"
+        )
         Path("my_data_module.py").write_text(source + "def wrong(): return 5\n")
         assert len(load_data("my_data_module:make?n=60").test) == 12
-        for name in ("my_data_module:wrong", "my_data_module:mak", "no_such_module:make", "digit", "my_data_module:make?m=1"):
+        for name in (
+            "my_data_module:wrong",
+            "my_data_module:mak",
+            "no_such_module:make",
+            "digit",
+            "my_data_module:make?m=1",
+        ):
             with pytest.raises(InputError):
                 load_data(name)
 
@@ -397,7 +419,9 @@ class TestCheckpoint:
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "wrn", "lenet", *(f"deepsecure_b{i}" for i in (1, 2, 3, 4))])
 def test_zoo_fits_any_spec(name):
-    shapes = [(1, 8, 8), (1, 28, 28), (3, 32, 32)] + ([] if name in ("cnn", "wrn", "lenet", "deepsecure_b1") else [(617,)])
+    shapes = [(1, 8, 8), (1, 28, 28), (3, 32, 32)] + (
+        [] if name in ("cnn", "wrn", "lenet", "deepsecure_b1") else [(617,)]
+    )
     for shape in shapes:
         model = initialise(ZOO + name, InputSpec(shape=shape, num_classes=7), Rng(0))
         assert model.query(torch.rand(3, *shape)).shape == (3, 7)

@@ -82,7 +82,9 @@ class TestParameters:
 
 class TestRegistry:
     def test_is_lazy(self):
-        registry: Registry[object] = Registry("thing", "deepseal.nothing", {"broken": "no_such_module:X", "ok": "json:JSONDecoder"})
+        registry: Registry[object] = Registry(
+            "thing", "deepseal.nothing", {"broken": "no_such_module:X", "ok": "json:JSONDecoder"}
+        )
         assert registry.names() == ["broken", "ok"]
         assert registry.get("ok") is json.JSONDecoder
         with pytest.raises(InputError, match="no_such_module"):

@@ -286,7 +286,9 @@ class TestVerify:
         assert once.threshold > often.threshold
         assert often.threshold == verify(marked, key, max_false_positive=1e-15).threshold
 
-    @pytest.mark.parametrize("wrong", [{"max_false_positive": 0.0}, {"max_false_positive": 1.0}, {"tried": 0}, {"null_keys": -1}])
+    @pytest.mark.parametrize(
+        "wrong", [{"max_false_positive": 0.0}, {"max_false_positive": 1.0}, {"tried": 0}, {"null_keys": -1}]
+    )
     def test_refuses(self, marked, key, wrong):
         with pytest.raises(InputError):
             verify(marked, key, **wrong)
