@@ -226,9 +226,9 @@ def _verify_in_fresh_process(
     except (ValueError, KeyError) as error:
         raise VerificationError(f"the saved file could not be read back: {one_line(child.stderr)[-300:]}") from error
     if results["verdict"] != "owned":
+        wrong = f"{results['bit_errors']} of {results['bits']} bits wrong ({results['threshold']} allowed)"
         raise VerificationError(
-            f"expected the mark to read back from the saved file; found {results['bit_errors']} of "
-            f"{results['bits']} bits wrong ({results['threshold']} allowed); embed with more steps, fewer bits or wider layers"
+            f"expected the mark to read back from the saved file; found {wrong}; embed with more steps or fewer bits"
         )
     return results
 

@@ -308,7 +308,7 @@ class _PaperLoss:
         others[carriers] = False
         centre = centre - torch.cdist(means[carriers], means[others]).pow(2).sum()
         scores = torch.cat([target.scores(means[carriers]) for target in self._targets])
-        embedding = nn.functional.softplus(-scores).mean()
+        embedding = nn.functional.softplus(-scores).sum()
         return cross_entropy(step) + scheme.lambda1 * centre + scheme.lambda2 * embedding
 
 

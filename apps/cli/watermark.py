@@ -149,7 +149,7 @@ def verify(
         verdict = verify_mark(
             run, model=loaded, key=opened, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried
         )
-        for warning in run.results["warnings"]:
+        for warning in run.results["warnings"] if json else ():
             remark(warning)
         finished.code = VERDICT_EXIT[verdict]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ def render(records: Sequence[Record], *, title: str = "Model ownership report") 
     )
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -64,7 +66,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("count", "percent", "points", "seconds", "general", "scientific"):
+    for name in ("count", "percent", "points", "seconds", "scientific"):
         environment.filters[name] = _exact(getattr(words, name))
     for name in ("clean", "text", "attack", "parameters", "one_in", "file_name", "moment"):
         environment.filters[name] = getattr(words, name)
@@ -74,6 +76,7 @@ def _environment() -> jinja2.Environment:
         accuracy=words.accuracy,
         yes_no=words.yes_no,
         rate_of=words.rate,
+        limit_of=words.limit,
         cell=words.cell,
         flat=words.flat,
         grid=words.grid,

@@ -78,7 +78,7 @@ class Row:
     def how(self) -> str:
         """How the model was made, as far as the records say."""
         if self.trained is not None:
-            seed = "" if self.trained.seed is None else f", seed {words.general(self.trained.seed)}"
+            seed = "" if self.trained.seed is None else f", seed {words.clean(self.trained.seed)}"
             return f"trained on {words.text(self.trained.params.get('data'))}{seed}"
         return "; then ".join(words.attack(record) for record in self.attacks)
 
@@ -156,7 +156,7 @@ class Lineage:
             role, name = "marked", "marked model"
             accuracy = self.embeds[model].results.get("accuracy_after")
         elif model in self.originals:
-            role, name = "unmarked", "the model before it was marked"
+            role, name = "unmarked", "model before it was marked"
             accuracy = self.originals[model].results.get("accuracy_before", accuracy)
         else:
             name = "another model"
@@ -212,12 +212,14 @@ def headline(records: Sequence[Record], shown: Sequence[Row]) -> tuple[str, list
         return "No ownership check is among these records.", remarks
     if len(decided) == 1:
         row = decided[0]
+        other = f"model “{row.file}”" if row.file else "model"
+        model = f"the {other if row.role == 'other' else row.name}"
         says = {
-            "owned": f"Owned: {row.name} carries {mark}.",
-            "not-owned": f"Not owned: {mark} is not in {row.name}.",
-            "inconclusive": f"Could not decide whether {row.name} carries {mark}.",
+            "owned": f"Owned: {model} carries {mark}.",
+            "not-owned": f"Not owned: {mark} is not in {model}.",
+            "inconclusive": f"Could not decide whether {model} carries {mark}.",
         }
-        return says.get(row.verdict, f"The verdict on {row.name} is {row.verdict_in_words}."), remarks
+        return says.get(row.verdict, f"The verdict on {model} is {row.verdict_in_words}."), remarks
     counts = []
     for role, group in _GROUPS.items():
         members = [row for row in decided if row.role == role]

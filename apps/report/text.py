@@ -56,7 +56,7 @@ def table(records: Sequence[Record]) -> Table:
         wrong = p_value = "–"
         if row.reading is not None:
             wrong = words.wrong_bits(row.reading.results)
-            p_value = words.probability(row.reading.results.get("p_value"), words.rate(row.reading))
+            p_value = words.probability(row.reading.results.get("p_value"), words.limit(row.reading))
         accuracy = "–" if row.failure is not None else words.percent(row.accuracy)
         grid.add_row(Text(name), Text(row.how or "–"), Text(accuracy), Text(wrong), Text(p_value), says)
     return grid
@@ -86,7 +86,7 @@ def _details(record: Record) -> list[tuple[str, str]]:
             f"{words.probability(words.rate(record))}, for {words.count(results.get('tried'))} tried",
         ),
         ("margin", f"{margins}, in standard deviations of chance"),
-        ("message", words.text(results.get("message"))),
+        ("message", words.clean(results.get("message"))),
         ("random keys", words.null(results.get("null"))),
         ("independent models", words.null(results.get("null_models"))),
     ]
@@ -117,6 +117,6 @@ def _grid(title: str, columns: list[str], rows: list[list[Any]]) -> Table:
 
 def _provenance(record: Record) -> str:
     version, python = words.text(record.environment.get("deepseal")), words.text(record.environment.get("python"))
-    seed = "no seed" if record.seed is None else f"seed {words.general(record.seed)}"
+    seed = "no seed" if record.seed is None else f"seed {words.clean(record.seed)}"
     when = f"{words.moment(record.started)}, {words.seconds(record.seconds)}"
     return f"{words.clean(record.kind, 60)}, {when}; {seed}; deepseal {version}, Python {python}"

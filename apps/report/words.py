@@ -82,9 +82,9 @@ def seconds(value: object) -> str:
 
 
 def general(value: object) -> str:
-    """A number of unknown meaning, to six digits."""
+    """A number of unknown meaning, to six digits; integers in full."""
     known = number(value)
-    return MISSING if known is None else str(value) if isinstance(value, int) and known < 1e15 else f"{known:.6g}"
+    return MISSING if known is None else clean(value) if isinstance(value, int) else f"{known:.6g}"
 
 
 def probability(value: object, limit: float | None = None) -> str:
@@ -190,19 +190,24 @@ def allowed(results: Mapping[str, Any]) -> str:
 
 def reading(record: Record, probability: Probability = probability) -> str:
     """What a verification read from a model, and what that means."""
-    results, known = record.results, rate(record)
-    tries = number(results.get("tried"))
+    results, tries = record.results, number(record.results.get("tried"))
     shared = f" shared by {count(tries)} tries" if tries is not None and tries > 1 else ""
-    limit = None if known is None else known / max(1.0, tries or 1.0)
+    chance = probability(results.get("p_value"), limit(record))
     return (
-        f"{wrong_bits(results)} bits wrong; a model without this mark would do as well with probability "
-        f"{probability(results.get('p_value'), limit)}; allowed at {probability(known)}{shared}: {allowed(results)}"
+        f"{wrong_bits(results)} bits wrong; a model without this mark would do as well with probability {chance}; "
+        f"allowed at {probability(rate(record))}{shared}: {allowed(results)}"
     )
 
 
 def rate(record: Record) -> float | None:
     """The stated false-positive rate of a check."""
     return number(record.results.get("max_false_positive", record.params.get("max_false_positive")))
+
+
+def limit(record: Record) -> float | None:
+    """The greatest p-value of a positive verdict: the rate shared among what was tried."""
+    known, tries = rate(record), number(record.results.get("tried"))
+    return None if known is None else known / max(1.0, tries or 1.0)
 
 
 def cell(name: str, value: object) -> str:
@@ -254,8 +259,12 @@ def grid(value: object) -> tuple[list[str], list[list[Any]]] | None:
     """A list of mappings as (column names, rows), if it is one."""
     if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
         return None
-    names = list(dict.fromkeys(name for item in value[:_MOST_ROWS] for name in item))[:_MOST_ITEMS]
-    return names, [[item.get(name) for name in names] for item in value[:_MOST_ROWS]]
+    every = list(dict.fromkeys(name for item in value[:_MOST_ROWS] for name in item))
+    names = every[:_MOST_ITEMS]
+    rows = [[item.get(name) for name in names] for item in value[:_MOST_ROWS]]
+    left = [f"{len(every) - len(names)} more columns"] * (len(every) > len(names))
+    left += [f"{len(value) - len(rows)} more rows"] * (len(value) > len(rows))
+    return names, [*rows, [f"… {', '.join(left)}", *[""] * (len(names) - 1)]] if left and names else rows
 
 
 def _accuracy_change(results: Mapping[str, Any]) -> str:

@@ -27,6 +27,9 @@ HOSTILE = (
 )
 
 
+ATTACKS = ["Attack prune", "Attack fine-tune", "Attack overwrite"]
+
+
 # A small DOM
 
 
@@ -180,8 +183,7 @@ def exact(node: Node) -> list[float]:
 
 def test_the_page_has_one_section_a_topic(page: Node) -> None:
     headings = [node.text for node in page.all("h2")]
-    assert headings == [
-        "10 of 13 checks found the mark of “Example Ltd”.".replace("10 of 13", headings[0].split(" checks")[0]),
+    assert headings[1:] == [
         "What was checked",
         "Runs that did not finish",
         "What each verdict means",
@@ -278,7 +280,9 @@ def test_a_failed_verification_keeps_its_row_and_gives_no_verdict(records: list[
         for r in records
     ]
     root = check_page(render(broken))
-    assert root.all("h2")[0].text.endswith("is among these records.") or "checks" in root.all("h2")[0].text
+    assert (
+        root.all("h2")[0].text == "Owned: the marked model carries the mark of “Example Ltd”."
+    )  # the embedding's check
     for number, record in enumerate(broken, start=1):
         if record.kind == "watermark.verify":
             assert cell(check_rows(root)[number], "verdict").text == "failed"
@@ -291,7 +295,7 @@ def test_a_failed_verification_keeps_its_row_and_gives_no_verdict(records: list[
 
 
 def figure(page: Node, attack: str) -> tuple[Node, Node]:
-    (found,) = [f for f in page.all("figure") if f.one("figcaption").text.startswith(attack)]
+    (found,) = [f for f in page.all("figure") if f.one("figcaption").text.startswith(f"Attack {attack}")]
     accuracy, bits = (node for node in found.all("svg") if node.attributes.get("role") == "img")
     return accuracy, bits
 
@@ -301,7 +305,7 @@ def test_the_pictures_show_the_records_values(page: Node, records: list[Record])
         r.fingerprints.get("attacked"): r for r in of_kind(records, "attack.run") if r.params["attack"] == "prune"
     }
     checks = [r for r in of_kind(records, "watermark.verify") if r.fingerprints["model"] in attacks]
-    accuracy, bits = figure(page, "Prune, by sparsity")
+    accuracy, bits = figure(page, "prune, by sparsity")
     expected = [
         (
             attacks[r.fingerprints["model"]].params["attack_params"]["sparsity"],
@@ -322,7 +326,7 @@ def test_the_pictures_show_the_records_values(page: Node, records: list[Record])
 
 
 def test_points_stand_where_the_axis_says(page: Node) -> None:
-    for attack in ("Prune", "Fine-tune", "Overwrite"):
+    for attack in ("prune", "fine-tune", "overwrite"):
         for picture in figure(page, attack):
             ticks = [
                 (float(t.attributes["y"]) - 4, t.text)
@@ -339,7 +343,7 @@ def test_points_stand_where_the_axis_says(page: Node) -> None:
 
 
 def test_the_threshold_and_chance_are_drawn_and_labelled(page: Node) -> None:
-    _, bits = figure(page, "Prune")
+    _, bits = figure(page, "prune")
     threshold, chance = bits.one("line", class_="threshold"), bits.one("line", class_="chance")
     assert bits.one("text", class_="threshold").text == "allowed at 1 × 10⁻⁹: 80"
     assert bits.one("text", class_="chance").text == "chance: 128"
@@ -350,7 +354,7 @@ def test_the_threshold_and_chance_are_drawn_and_labelled(page: Node) -> None:
 
 
 def test_points_are_below_the_threshold_exactly_when_owned(page: Node) -> None:
-    for attack in ("Prune", "Overwrite"):
+    for attack in ("prune", "overwrite"):
         _, bits = figure(page, attack)
         limit = float(bits.one("line", class_="threshold").attributes["y1"])
         for circle in bits.all("circle"):
@@ -359,7 +363,7 @@ def test_points_are_below_the_threshold_exactly_when_owned(page: Node) -> None:
 
 
 def test_where_fewer_bits_are_readable_the_threshold_is_drawn_by_point(page: Node) -> None:
-    _, bits = figure(page, "Fine-tune")
+    _, bits = figure(page, "fine-tune")
     assert {node.text for node in bits.all("text", class_="threshold")} == {
         "allowed at 1 × 10⁻⁹: 80",
         "allowed at 1 × 10⁻⁹: 31",
@@ -369,16 +373,16 @@ def test_where_fewer_bits_are_readable_the_threshold_is_drawn_by_point(page: Nod
 
 
 def test_a_single_point_is_not_connected_and_series_have_a_legend(page: Node) -> None:
-    accuracy, bits = figure(page, "Overwrite, by strength")
+    accuracy, bits = figure(page, "overwrite, by strength")
     for picture in (accuracy, bits):
         assert len(picture.all("g", class_="point")) == 1 and not picture.all("polyline")
-    (tuned,) = [f for f in page.all("figure") if f.one("figcaption").text.startswith("Fine-tune")]
+    (tuned,) = [f for f in page.all("figure") if f.one("figcaption").text.startswith("Attack fine-tune")]
     legend = [item.text for item in tuned.one("ul", class_="legend").all("li")]
     assert legend == ["mode ftal", "mode ftal, optimizer sgd, learning_rate 10.0", "mode rtal"]
 
 
 def test_the_null_attack_has_no_picture(page: Node) -> None:
-    assert [f.one("figcaption").text.split(",")[0] for f in page.all("figure")] == ["Prune", "Fine-tune", "Overwrite"]
+    assert [f.one("figcaption").text.split(",")[0] for f in page.all("figure")] == ATTACKS
 
 
 @pytest.mark.parametrize(
@@ -467,9 +471,14 @@ def test_records_are_in_full(page: Node, records: list[Record]) -> None:
 
 def test_warnings_are_listed_once_with_their_runs(records: list[Record]) -> None:
     noted = [changed(record, notes=["results.x is null: it was nan"]) for record in records]
-    items = [item.text for item in section(check_page(render(noted)), "warnings").all("li")]
+    root = check_page(render(noted))
+    items = [item.text for item in section(root, "warnings").all("li")]
+    assert f"Warnings and notes: {len(items)}." in root.one("section", class_="verdict").text
     assert sum("results.x is null" in item for item in items) == 1
     warned = [w for record in records for w in record.results.get("warnings", [])]
+    check = of_kind(records, "watermark.verify")[0]
+    alone = check_page(render([changed(check, results={**check.results, "warnings": ["look here"]})]))
+    assert "Warning: look here." in alone.one("section", class_="verdict").text
     assert warned and all(any(warning in item for item in items) for warning in warned)
 
 
@@ -485,9 +494,9 @@ def test_rendering_is_repeatable(records: list[Record]) -> None:
 @pytest.mark.parametrize(
     ("verdict", "headline"),
     [
-        ("owned", "Owned: marked model carries the mark of “Example Ltd”."),
-        ("not-owned", "Not owned: the mark of “Example Ltd” is not in marked model."),
-        ("inconclusive", "Could not decide whether marked model carries the mark of “Example Ltd”."),
+        ("owned", "Owned: the marked model carries the mark of “Example Ltd”."),
+        ("not-owned", "Not owned: the mark of “Example Ltd” is not in the marked model."),
+        ("inconclusive", "Could not decide whether the marked model carries the mark of “Example Ltd”."),
     ],
 )
 def test_one_verification_gives_a_verdict_in_plain_words(records: list[Record], verdict: str, headline: str) -> None:
@@ -497,6 +506,7 @@ def test_one_verification_gives_a_verdict_in_plain_words(records: list[Record], 
     root = check_page(render([*few, changed(check, results=results)]))
     assert root.all("h2")[0].text == headline
     assert verdict in root.one("section", class_="verdict").attributes["class"].split()
+    assert "Warning" not in root.one("section", class_="verdict").text
     assert ("no number of wrong bits" in root.one("section", class_="verdict").text) == (verdict == "inconclusive")
 
 
@@ -505,6 +515,7 @@ def test_a_verification_alone_is_of_another_model_named_by_its_file(records: lis
     (row,) = story.rows([changed(check, params={**check.params, "model": "/home/eve/suspect.safetensors"})])
     assert (row.role, row.name, row.file, row.accuracy) == ("other", "another model", "suspect.safetensors", None)
     root = check_page(render([check]))
+    assert root.all("h2")[0].text == "Owned: the model “marked.safetensors” carries the mark of “Example Ltd”."
     assert cell(check_rows(root)[1], "accuracy").text == "not recorded"
 
 
@@ -533,7 +544,7 @@ def test_an_unverified_mark_and_an_unverified_attack_have_rows(records: list[Rec
     assert [row.verdict for row in rows if row.role == "marked"] == ["owned"]
     assert {row.verdict for row in rows if row.role == "attacked"} == {"not-verified"}
     root = check_page(render(some))
-    assert root.all("h2")[0].text == "Owned: marked model carries the mark of “Example Ltd”."
+    assert root.all("h2")[0].text == "Owned: the marked model carries the mark of “Example Ltd”."
     assert "not verified" in section(root, "checks").text
 
 
@@ -542,7 +553,7 @@ def test_two_keys_are_told_apart(records: list[Record]) -> None:
     foreign = [changed(r, fingerprints={**r.fingerprints, "key": "e" * 64}) for r in checks]
     root = check_page(render([*records, *foreign]))
     assert "Key" in [th.text for th in section(root, "checks").one("thead").all("th")]
-    (prune,) = [f for f in root.all("figure") if f.one("figcaption").text.startswith("Prune")]
+    (prune,) = [f for f in root.all("figure") if f.one("figcaption").text.startswith("Attack prune")]
     assert len(prune.one("ul", class_="legend").all("li")) == 2
 
 
@@ -568,7 +579,7 @@ def test_unknown_kinds_are_readable_tables(records: list[Record]) -> None:
         },
     )
     root = check_page(render([demo]))
-    (found,) = [s for s in root.all("section") if s.one("h2").text.startswith("demo")] if root else []
+    (found,) = [s for s in root.all("section") if s.one("h2").text.startswith("demo")]
     assert [th.text for th in found.one("thead").all("th")] == ["model", "accuracy", "p_value"]
     assert [[td.text for td in tr.all("td")] for tr in found.one("tbody").all("tr")] == [
         ["marked", "97.50%", "9e-78"],
@@ -705,7 +716,7 @@ ANY = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ANY, max_size=6))
 def test_no_record_can_break_a_report(some: list[Record]) -> None:
     check_page(render(some))
@@ -754,8 +765,9 @@ def test_pictures_stay_on_their_canvas(values: list[tuple[float, int, int, int |
 
 def test_a_verification_reads_verdict_first(records: list[Record]) -> None:
     check = of_kind(records, "watermark.verify")[0]
-    assert check.results["p_value"] == 2.0**-256
-    expected = "owned: 0 of 256 bits wrong; a model without this mark would do as well with probability 9e-78; allowed at 1e-9: 80"
+    assert check.results["p_value"] == pytest.approx(2.0**-256)
+    expected = "owned: 0 of 256 bits wrong; a model without this mark would do as well with probability 9e-78"
+    expected += "; allowed at 1e-9: 80"
     assert words.sentence(check) == expected
     shown = squeezed(text.show(check))
     assert shown.startswith(expected)
@@ -886,6 +898,6 @@ def test_colours_have_contrast() -> None:
 
 
 def test_text_needs_neither_torch_nor_jinja_nor_matplotlib() -> None:
-    code = "import sys, deepseal.apps.report.text; print([m for m in ('torch', 'jinja2', 'matplotlib') if m in sys.modules])"
+    code = "import sys, deepseal.apps.report.text; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
+    assert not {"torch", "jinja2", "matplotlib"} & set(result.stdout.split())
