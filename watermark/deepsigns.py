@@ -151,6 +151,7 @@ class DeepSigns(Parameters):
             InputError: a suspect with another input, without these layers, or with layers of another width.
         """
         _check_same_input(model, key)
+        _check_complete(key)
         layers = list(key.public["layers"])
         with torch.no_grad():
             features = model.features(key.tensors["trigger_x"], layers)
@@ -391,6 +392,23 @@ def _check_carriers(carriers: Sequence[int], classes: int, data: Split) -> None:
             found=f"none of class {absent}",
             do="add samples or give -p carriers=…",
         )
+
+
+def _check_complete(key: Key) -> None:
+    public, labels, inputs = key.public, key.tensors.get("trigger_y"), key.tensors.get("trigger_x")
+    sound = (
+        isinstance(public.get("layers"), list)
+        and isinstance(public.get("carriers"), list)
+        and isinstance(public.get("centred"), bool)
+        and isinstance(public.get("features"), dict)
+        and set(public["features"]) == set(public["layers"])
+        and all(isinstance(carrier, int) for carrier in public["carriers"])
+        and labels is not None
+        and inputs is not None
+        and len(labels) == len(inputs)
+    )
+    if not sound:
+        raise InputError("a complete DeepSigns key", found="a foreign or damaged one", do="use an intact copy of it")
 
 
 def _check_same_input(model: Classifier, key: Key) -> None:

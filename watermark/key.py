@@ -21,6 +21,7 @@ from deepseal.errors import InputError
 from deepseal.rng import XOF, expand, expand_bits
 
 VERSION = 1
+MOST_BITS = 100_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,8 @@ class Key:
                     found=f"version {version} with {xof}",
                     do="use a newer DeepSeal",
                 )
+            if not 1 <= int(described["public"]["bits"]) <= MOST_BITS:
+                raise ValueError
             return cls(
                 scheme=str(described["scheme"]),
                 params=dict(described["params"]),

@@ -23,7 +23,7 @@ class Plain(Parameters):
     name: ClassVar[str] = "plain"
     access: ClassVar[Access] = "black-box"
 
-    bits: int = parameter(256, "length of the message", minimum=1, maximum=1_000_000)
+    bits: int = parameter(256, "length of the message", minimum=1, maximum=100_000)
 
     def keygen(self, model: Classifier, data: Split, *, owner: str, rng: Rng | None = None) -> Key:
         """A key with a secret and no triggers."""

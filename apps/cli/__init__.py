@@ -12,7 +12,7 @@ import typer
 
 from deepseal.apps.cli import attack, model, report, top, watermark
 from deepseal.apps.cli.exits import Exit
-from deepseal.errors import DeepSealError, InputError, VerificationError
+from deepseal.errors import DeepSealError, InputError, VerificationError, one_line
 
 app = typer.Typer(
     name="deepseal",
@@ -34,7 +34,7 @@ def main() -> None:
     debug = os.environ.get("DEEPSEAL_DEBUG") == "1"
     command = typer.main.get_command(app)
     try:
-        result = command.main(standalone_mode=False)
+        result = command.main(prog_name="deepseal", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else Exit.DONE)
     except KeyboardInterrupt:
         _say("interrupted")
@@ -46,21 +46,19 @@ def main() -> None:
         if debug:
             raise
         code = _code(error)
-        if code is None:
-            raise
-        if code != Exit.DONE:
+        if not isinstance(error, typer.Exit):
             _say(_message(error))
         sys.exit(code)
 
 
-def _code(error: Exception) -> int | None:
+def _code(error: Exception) -> int:
     if isinstance(error, VerificationError):
         return Exit.NEGATIVE
-    if isinstance(error, DeepSealError | OSError | MemoryError):
+    if isinstance(error, DeepSealError | OSError | MemoryError | RuntimeError) and not hasattr(error, "exit_code"):
         return Exit.BAD_INPUT
     code = getattr(error, "exit_code", None)
-    if code is None:
-        return None
+    if not isinstance(code, int):
+        return Exit.UNDECIDED
     return (
         Exit.INTERRUPTED
         if type(error).__name__ == "Abort"
@@ -81,7 +79,12 @@ def _message(error: Exception) -> str:
         return str(InputError("a usable file", found=str(error), do="check the name, permissions and room on the disk"))
     if isinstance(error, MemoryError):
         return str(InputError("enough memory", found="none left", do="use smaller data or a larger machine"))
-    return str(error) or type(error).__name__
+    found = one_line(f"{type(error).__name__}: {error}")[:300]
+    if isinstance(error, RuntimeError):
+        return str(
+            InputError("a model that can run on the data", found=found, do="check --arch, --data and the weights")
+        )
+    return f"internal error, please report it: {found}; DEEPSEAL_DEBUG=1 shows the traceback"
 
 
 def _say(text: str) -> None:

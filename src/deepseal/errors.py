@@ -35,7 +35,8 @@ class UnknownNameError(InputError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = list(known)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:12]
+        few = len(names) <= 6
+        near = names if few else difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:12]
         more = ", …" if len(near) < len(names) and near == names[:12] else ""
         choice = "use " + " or ".join(repr(n) for n in near) + more if near else f"there is no {kind} here to choose"
         super().__init__(f"the name of a known {kind}", found=repr(name), do=choice)

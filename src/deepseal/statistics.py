@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 
 def error_distribution(chance: ArrayLike) -> NDArray[np.float64]:
@@ -23,12 +24,29 @@ def error_distribution(chance: ArrayLike) -> NDArray[np.float64]:
     """
     chances = np.asarray(chance, dtype=np.float64)
     if chances.size and np.all(chances == chances[0]):
-        return np.asarray(stats.binom.pmf(np.arange(chances.size + 1), chances.size, 1.0 - chances[0]))
+        return _binomial(chances.size, float(chances[0]))
+    return _convolved(chances)
+
+
+def _convolved(chances: NDArray[np.float64]) -> NDArray[np.float64]:
     distribution = np.zeros(chances.size + 1)
     distribution[0] = 1.0
     for count, match in enumerate(chances, start=1):
         distribution[1 : count + 1] = distribution[1 : count + 1] * match + distribution[:count] * (1.0 - match)
         distribution[0] *= match
+    return distribution
+
+
+@functools.lru_cache(maxsize=64)
+def _binomial(n: int, chance: float) -> NDArray[np.float64]:
+    """Equal chances: convolved up to 2,048 bits (exact to the last digit for coins), beyond that in logarithms."""
+    if n <= 2048:
+        distribution = _convolved(np.full(n, chance))
+    else:
+        wrong = np.arange(n + 1)
+        ways = special.gammaln(n + 1) - special.gammaln(wrong + 1) - special.gammaln(n - wrong + 1)
+        distribution = np.exp(ways + special.xlog1py(wrong, -chance) + special.xlogy(n - wrong, chance))
+    distribution.setflags(write=False)
     return distribution
 
 
@@ -76,6 +94,6 @@ def rate(count: int, n: int, confidence: float = 0.95) -> Rate:
     if n < 1 or not 0 <= count <= n:
         raise ValueError(f"expected 0 <= count <= n and n >= 1; found count {count}, n {n}")
     tail = (1.0 - confidence) / 2.0
-    low = 0.0 if count == 0 else float(stats.beta.ppf(tail, count, n - count + 1))
-    high = 1.0 if count == n else float(stats.beta.ppf(1.0 - tail, count + 1, n - count))
+    low = 0.0 if count == 0 else float(special.betaincinv(count, n - count + 1, tail))
+    high = 1.0 if count == n else float(special.betaincinv(count + 1, n - count, 1.0 - tail))
     return Rate(count, n, low, high, confidence)

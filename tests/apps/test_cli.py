@@ -33,8 +33,8 @@ def deepseal(*arguments, cwd, **options) -> subprocess.CompletedProcess:
     )
 
 
-def record_of(done: subprocess.CompletedProcess) -> dict:
-    record = json.loads(done.stdout)
+def record_of(out: str) -> dict:
+    record = json.loads(out)
     assert record.keys() >= RECORD
     return record
 
@@ -62,13 +62,13 @@ def run(capsys, monkeypatch, folder, *arguments, env=()):
 
 
 class TestPromisedLines:
-    """The whole story, each line in a process of its own, as the README has it."""
+    """The whole story, as the README has it."""
 
-    def test_story(self, tmp_path):
+    def test_story(self, tmp_path, capsys, monkeypatch):
         def ok(*arguments, code=0):
-            done = deepseal(*arguments, cwd=tmp_path)
-            assert done.returncode == code, done.stderr
-            return record_of(done) if "--json" in arguments else done
+            left, out, err = run(capsys, monkeypatch, tmp_path, *arguments)
+            assert left == code, err
+            return record_of(out) if "--json" in arguments else err
 
         arch = "deepseal.adapter.zoo:mlp"
         base = "base.safetensors"
@@ -81,7 +81,7 @@ class TestPromisedLines:
             *f"watermark keygen --model {base} --data digits --scheme deepsigns -p bits=256".split(),
             *("--owner", "Example Ltd", "--seed", "0", "--out", "owner.key"),
         )
-        assert "not encrypted" in made.stderr
+        assert "not encrypted" in made
         assert (tmp_path / "owner.key").stat().st_mode & 0o777 == 0o600
         line = f"watermark embed --model {base} --data digits --key owner.key --out marked.safetensors --json"
         embedded = ok(*line.split())
@@ -201,7 +201,8 @@ class TestVerdicts:
             *"watermark keygen --model base.safetensors --data digits --owner me --out weak.key -p steps=1".split(),
         )
         assert code == 0
-        line = "watermark embed --model base.safetensors --data digits --key weak.key --out weak.safetensors --record r.json"
+        line = "watermark embed --model base.safetensors --data digits --key weak.key --out weak.safetensors"
+        line += " --record r.json"
         code, out, err = run(capsys, monkeypatch, folder, *line.split())
         assert (code, out) == (1, "")
         assert "read back from the saved file" in err
@@ -322,7 +323,7 @@ class TestBadInput:
             ("model evaluate --model base.safetensors --data digits --record base.safetensors", ["--force"]),
             ("report show owner.key", ["record"]),
             ("report html absent.json --out r.html", ["no such file"]),
-            ("report html --out r.html", ["RECORDS"]),
+            ("report html --out r.html", ["'records'", "deepseal report html --help"]),
             ("demo --out owner.key", ["folder"]),
             ("demo --out .", ["--force"]),
         ],
@@ -453,38 +454,39 @@ class TestForce:
         )
 
 
-def test_own_module_and_checkpoint(tmp_path, digits, base, key):
+def test_own_module_and_checkpoint(tmp_path, capsys, monkeypatch):
     """A user's own module file, weights without metadata, and data: from key to verdict."""
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def net():\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(),"
+        " nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))\n"
         "def data():\n"
         "    from sklearn.datasets import load_digits\n"
         "    bunch = load_digits()\n"
         "    return bunch.images[:, None] / 16.0, bunch.target\n"
     )
-    line = "model train --arch mine:net --data mine:data --epochs 10 --out own.safetensors"
-    assert deepseal(*line.split(), cwd=tmp_path).returncode == 0
+
+    def ok(line):
+        code, out, err = run(capsys, monkeypatch, tmp_path, *line.split())
+        assert code == 0, err
+        return out
+
+    ok("model train --arch mine:net --data mine:data --epochs 10 --out own.safetensors")
     weights = safetensors.torch.load_file(tmp_path / "own.safetensors")
     safetensors.torch.save_file({f"module.{k}": v for k, v in weights.items()}, tmp_path / "bare.safetensors")
     given = "--model bare.safetensors --arch mine:net --data mine:data"
-    made = deepseal(*f"watermark keygen {given} --owner Me --out my.key -p bits=128".split(), cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    embedded = deepseal(*f"watermark embed {given} --key my.key --out marked.safetensors --json".split(), cwd=tmp_path)
-    assert embedded.returncode == 0, embedded.stderr
-    assert record_of(embedded)["results"]["bit_errors"] == 0
-    verify = "watermark verify --model marked.safetensors --arch mine:net --key my.key"
-    verified = deepseal(*verify.split(), cwd=tmp_path)
-    assert verified.returncode == 0, verified.stderr
-    assert "owned" in verified.stdout
+    ok(f"watermark keygen {given} --owner Me --out my.key -p bits=128")
+    embedded = record_of(ok(f"watermark embed {given} --key my.key --out marked.safetensors --json"))
+    assert embedded["results"]["bit_errors"] == 0
+    assert "owned" in ok("watermark verify --model marked.safetensors --arch mine:net --key my.key")
 
 
 def test_demo(tmp_path):
     """The demonstration tells the story: marked and attacked copies are owned, the independent model is not."""
     done = deepseal("demo", "--out", "show", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = {row["model"]: row for row in record_of(done)["results"]["rows"]}
+    rows = {row["model"]: row for row in record_of(done.stdout)["results"]["rows"]}
     assert rows.pop("independent")["verdict"] == "not-owned"
     assert len(rows) == 10
     assert {row["verdict"] for row in rows.values()} == {"owned"}
@@ -501,6 +503,6 @@ def test_demo(tmp_path):
 
 
 def test_saved_key_stays_private_when_replaced(folder, key):
-    os.chmod(folder / "owner.key", 0o644)
+    (folder / "owner.key").chmod(0o644)
     save_key(key, folder / "owner.key", force=True)
     assert (folder / "owner.key").stat().st_mode & 0o777 == 0o600

@@ -176,6 +176,10 @@ class TestStatistics:
         assert statistics.p_value(0, np.full(256, 0.5)) == pytest.approx(2.0**-256, rel=1e-9)
         assert statistics.p_value(3, np.empty(0)) == 1.0
 
+    def test_long_messages(self):
+        far = statistics.p_value(9_000, np.full(20_000, 0.5))
+        assert far == pytest.approx(stats.binom.cdf(9_000, 20_000, 0.5), rel=1e-6)
+
     def test_interval_covers(self):
         measured = statistics.rate(7, 50)
         exact = stats.binomtest(7, 50).proportion_ci(0.95, "exact")

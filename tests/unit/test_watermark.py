@@ -91,6 +91,22 @@ class TestKeyFile:
         with pytest.raises(InputError, match="DeepSeal key file"):
             load_key(tmp_path / "bad", passphrase="secret")
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"public": {"bits": 10**12}},
+            {"public": {"bits": 64}},
+            {"public": {"bits": 64, "layers": "fc1", "carriers": [0], "features": {}, "centred": False}},
+            {"params": {"bits": "x"}},
+            {"params": {"no_such": 1}},
+            {"scheme": "no-such-scheme"},
+            {"tensors": {}},
+        ],
+    )
+    def test_hostile_content_is_one_clear_error(self, key, base, change):
+        with pytest.raises(InputError):
+            verify(base, Key.from_bytes(dataclasses.replace(key, **change).to_bytes()))
+
     def test_newer_version_is_named(self, key):
         with pytest.raises(InputError, match="newer DeepSeal"):
             Key.from_bytes(dataclasses.replace(key, version=2).to_bytes())
