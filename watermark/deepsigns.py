@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from deepseal.adapter import Classifier, Recipe, Split
-from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, execution_order, forward_to
+from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, evaluating, execution_order, forward_to
 from deepseal.adapter.training import Step, Training, cross_entropy
 from deepseal.errors import InputError
 from deepseal.parameters import Parameters, parameter
@@ -97,23 +97,24 @@ class DeepSigns(Parameters):
         secret = rng.child("secret").bytes(SECRET_BYTES) if rng else fresh_secret()
         carriers = self.carriers if self.carriers is not None else tuple(range(model.spec.num_classes))
         layers = self.layers if self.layers is not None else self._choose_layers(model, len(carriers))
-        features = _layer_features(model, layers)
+        shapes = _layer_shapes(model, layers)
         _check_carriers(carriers, model.spec.num_classes, data)
-        cells = _cells(layers, carriers, self.bits)
-        for cell in cells:
-            if cell.bits > features[cell.layer]:
-                most = sum(features.values()) * len(carriers)
+        layer_bits = _deal(self.bits, {name: _advised(shape) for name, shape in shapes.items()})
+        for name, bits in layer_bits.items():
+            width = math.prod(shapes[name])
+            if bits > width * len(carriers):
                 raise InputError(
-                    f"at most {features[cell.layer]} bits a carrier in layer {cell.layer}",
-                    found=f"{cell.bits}",
-                    do=f"use fewer than {self.bits} bits (these layers take {most}), more carriers or more layers",
+                    f"at most {width} bits a carrier in layer {name}",
+                    found=f"{-(-bits // len(carriers))}",
+                    do=f"use fewer than {self.bits} bits, more carriers or more layers",
                 )
         index = self._triggers(secret, data, carriers)
         public = {
             "access": self.access,
             "bits": self.bits,
             "layers": list(layers),
-            "features": features,
+            "layer_bits": layer_bits,
+            "features": {name: math.prod(shape) for name, shape in shapes.items()},
             "carriers": list(carriers),
             "centred": self.recipe == "robust" and len(carriers) > 1,
         }
@@ -171,7 +172,7 @@ class DeepSigns(Parameters):
         """Sign of every cell's projected mean; the score has unit variance under no mark."""
         scores = np.zeros(key.bits)
         means = {name: _centred(values, key.public["centred"]) for name, values in observation.values.items()}
-        for cell in _cells(key.public["layers"], key.public["carriers"], key.bits):
+        for cell in _cells(key):
             mean = means[cell.layer][list(key.public["carriers"]).index(cell.carrier)].numpy()
             norm = np.linalg.norm(mean)
             if norm > 0 and np.isfinite(norm):
@@ -187,8 +188,8 @@ class DeepSigns(Parameters):
         """What each hidden layer can hold before its activation function, in the order of the forward pass."""
         count = len(self.carriers) if self.carriers is not None else model.spec.num_classes
         return [
-            LayerCapacity(name, kind, width, width * count, _advised(width) * count)
-            for name, kind, width in hidden_layers(model)
+            LayerCapacity(name, kind, math.prod(shape), math.prod(shape) * count, _advised(shape) * count)
+            for name, kind, shape in hidden_layers(model)
         ]
 
     def _choose_layers(self, model: Classifier, carriers: int) -> tuple[str, ...]:
@@ -198,9 +199,9 @@ class DeepSigns(Parameters):
             return (_activation_after(model, hidden[-1][0]),)
         chosen: list[str] = []
         room = 0
-        for name, _, width in reversed(hidden):
+        for name, _, shape in reversed(hidden):
             chosen.insert(0, name)
-            room += _advised(width) * carriers
+            room += _advised(shape) * carriers
             if len(chosen) >= 2 and room >= self.bits:
                 break
         return tuple(chosen)
@@ -214,8 +215,8 @@ class DeepSigns(Parameters):
         return torch.cat(chosen)
 
 
-def hidden_layers(model: Classifier) -> list[tuple[str, str, int]]:
-    """Hidden pre-activations in the order of the forward pass: name, kind, features of one flattened sample.
+def hidden_layers(model: Classifier) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Hidden pre-activations in the order of the forward pass: name, kind, shape of one sample's output.
 
     The output of a linear or convolutional layer, or of the batch normalisation that follows it directly.
 
@@ -224,14 +225,14 @@ def hidden_layers(model: Classifier) -> list[tuple[str, str, int]]:
     """
     order = execution_order(model.module, model.probe())
     runs = [name for name, _, _ in order]
-    found: list[tuple[str, str, int]] = []
+    found: list[tuple[str, str, tuple[int, ...]]] = []
     for position, (name, layer, shape) in enumerate(order):
         if not isinstance(layer, PARAMETRIC) or runs.count(name) > 1:
             continue
         after = order[position + 1] if position + 1 < len(order) else None
         if after is not None and isinstance(after[1], NORMALISATION) and after[2] == shape:
             name, layer = after[0], after[1]
-        found.append((name, type(layer).__name__, math.prod(shape)))
+        found.append((name, type(layer).__name__, shape))
     if len(found) < 2:
         raise InputError("a model with a hidden linear or convolutional layer", found="none", do="name layers yourself")
     return found[:-1]
@@ -248,21 +249,33 @@ class _RobustLoss:
         self._scheme, self._centred = scheme, bool(key.public["centred"])
         self._layers = list(key.public["layers"])
         self._targets = _targets(key, model)
-        self._prepare, self._inputs = model.copy().prepare, data.x
+        carriers, labels = key.public["carriers"], key.tensors["trigger_y"]
+        _check_carriers(carriers, model.spec.num_classes, data)
+        self._prepare, self._data, self._triggers = model.copy().prepare, data.x, key.tensors["trigger_x"]
+        self._members = [torch.nonzero(data.y == carrier).reshape(-1) for carrier in carriers]
+        self._own = [torch.nonzero(labels == carrier).reshape(-1) for carrier in carriers]
         observed = scheme.observe(model, key).values
         self._norms = {
-            name: float(_centred(means, self._centred).norm(dim=1).mean()) for name, means in observed.items()
+            name: max(1e-12, float(_centred(means, self._centred).norm(dim=1).mean()))
+            for name, means in observed.items()
         }
-        self._members = [torch.nonzero(data.y == carrier).reshape(-1) for carrier in key.public["carriers"]]
-        _check_carriers(key.public["carriers"], model.spec.num_classes, data)
+
+    def _draw(self, generator: torch.Generator) -> Tensor:
+        """Inputs of every carrier in turn: half of them triggers, half any training samples of the class."""
+        triggers = self._scheme.batch // 2
+        drawn = []
+        for own, members in zip(self._own, self._members, strict=True):
+            drawn.append(self._triggers[own[torch.randint(len(own), (triggers,), generator=generator)]])
+            rest = torch.randint(len(members), (self._scheme.batch - triggers,), generator=generator)
+            drawn.append(self._data[members[rest]])
+        return torch.cat(drawn)
 
     def __call__(self, step: Step) -> Tensor:
-        scheme, generator = self._scheme, step.generator
-        picks = [m[torch.randint(len(m), (scheme.batch,), generator=generator)] for m in self._members]
+        scheme, generator, carriers = self._scheme, step.generator, len(self._own)
         rate = scheme.prune * float(torch.rand((), generator=generator))
         features = weathered_features(
             step.module,
-            self._prepare(self._inputs[torch.cat(picks)]),
+            self._prepare(self._draw(generator)),
             self._layers,
             prune=rate,
             drift=scheme.drift,
@@ -270,7 +283,7 @@ class _RobustLoss:
         )
         shortfall = []
         for target in self._targets:
-            means = _centred(_means(features[target.layer], len(picks)), self._centred)
+            means = _centred(_means(features[target.layer], carriers), self._centred)
             absolute = target.scores(means / self._norms[target.layer])
             relative = target.scores(nn.functional.normalize(means, dim=1))
             shortfall.append(torch.relu(scheme.margin - absolute) + torch.relu(scheme.relative_margin - relative))
@@ -328,11 +341,11 @@ class _Target:
 
 def _targets(key: Key, model: Classifier) -> list[_Target]:
     carriers, message = list(key.public["carriers"]), key.message()
-    cells = _cells(key.public["layers"], carriers, key.bits)
+    cells = _cells(key)
     targets = []
     for layer in key.public["layers"]:
         own = [cell for cell in cells if cell.layer == layer]
-        width, most = int(key.public["features"][layer]), max(cell.bits for cell in own)
+        width, most = int(key.public["features"][layer]), max((cell.bits for cell in own), default=0)
         projection = np.zeros((len(carriers), width, most), dtype=np.float32)
         real = np.zeros((len(carriers), most), dtype=bool)
         for row, cell in enumerate(own):
@@ -344,12 +357,27 @@ def _targets(key: Key, model: Classifier) -> list[_Target]:
     return targets
 
 
-def _cells(layers: Sequence[str], carriers: Sequence[int], bits: int) -> list[Cell]:
-    """The message dealt out evenly: no two cells differ by more than one bit."""
-    places = [(layer, int(carrier)) for layer in layers for carrier in carriers]
-    sizes = [bits // len(places) + (index < bits % len(places)) for index in range(len(places))]
-    starts = [sum(sizes[:index]) for index in range(len(places))]
-    return [Cell(*place, size, start) for place, size, start in zip(places, sizes, starts, strict=True) if size]
+def _cells(key: Key) -> list[Cell]:
+    """The message dealt out: each layer's bits evenly over the carriers."""
+    cells: list[Cell] = []
+    start, carriers = 0, key.public["carriers"]
+    for layer in key.public["layers"]:
+        bits = int(key.public["layer_bits"][layer])
+        for index, carrier in enumerate(carriers):
+            size = bits // len(carriers) + (index < bits % len(carriers))
+            cells.append(Cell(layer, int(carrier), size, start))
+            start += size
+    return [cell for cell in cells if cell.bits]
+
+
+def _deal(bits: int, weights: Mapping[str, int]) -> dict[str, int]:
+    """Bits in proportion to the weights, the rest to the largest remainders."""
+    total = sum(weights.values())
+    dealt = {name: bits * weight // total for name, weight in weights.items()}
+    by_remainder = sorted(weights, key=lambda name: -(bits * weights[name] % total))
+    for name in by_remainder[: bits - sum(dealt.values())]:
+        dealt[name] += 1
+    return dealt
 
 
 def _projection(secret: bytes, cell: Cell, width: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -365,13 +393,15 @@ def _means(features: Tensor, carriers: int) -> Tensor:
     return features.flatten(1).reshape(carriers, -1, features[0].numel()).mean(dim=1)
 
 
-def _advised(width: int) -> int:
-    return max(1, min(16, width // 16))
+def _advised(shape: tuple[int, ...]) -> int:
+    """Bits a cell that leave margin against removal; maps of convolutions drift more than dense layers do."""
+    return max(1, min(16 if len(shape) == 1 else 10, math.prod(shape) // 16))
 
 
-def _layer_features(model: Classifier, layers: Sequence[str]) -> dict[str, int]:
-    probe = torch.full((1, *model.spec.shape), sum(model.spec.bounds) / 2)
-    return {name: values.shape[1] for name, values in model.features(probe, layers).items()}
+def _layer_shapes(model: Classifier, layers: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    with evaluating(model.module), torch.no_grad():
+        captured = forward_to(model.module, model.probe(), layers)
+    return {name: tuple(captured[name].shape[1:]) for name in layers}
 
 
 def _activation_after(model: Classifier, layer: str) -> str:
@@ -401,7 +431,9 @@ def _check_complete(key: Key) -> None:
         and isinstance(public.get("carriers"), list)
         and isinstance(public.get("centred"), bool)
         and isinstance(public.get("features"), dict)
-        and set(public["features"]) == set(public["layers"])
+        and isinstance(public.get("layer_bits"), dict)
+        and set(public["features"]) == set(public["layer_bits"]) == set(public["layers"])
+        and sum(public["layer_bits"].values()) == key.bits
         and all(isinstance(carrier, int) for carrier in public["carriers"])
         and labels is not None
         and inputs is not None

@@ -18,7 +18,7 @@ from deepseal.errors import InputError, UnknownNameError
 from deepseal.rng import Rng, expand_bits
 from deepseal.watermark import DeepSigns, Key, embed, extract, load_key, save_key, verify
 from deepseal.watermark.cost import embedding_cost
-from deepseal.watermark.deepsigns import _cells, hidden_layers
+from deepseal.watermark.deepsigns import _cells, _deal, hidden_layers
 from deepseal.watermark.key import text_bits
 from deepseal.watermark.keyfile import MAGIC, is_encrypted
 from deepseal.watermark.robust import weathered_features
@@ -118,12 +118,19 @@ class TestKeyFile:
 
 
 class TestDeepSigns:
-    @given(st.integers(1, 500), st.integers(1, 4), st.integers(1, 12))
-    def test_cells_share_evenly(self, bits, layers, carriers):
-        cells = _cells([f"l{i}" for i in range(layers)], list(range(carriers)), bits)
-        assert sum(cell.bits for cell in cells) == bits
+    @given(st.integers(1, 500), st.lists(st.integers(1, 16), min_size=1, max_size=4), st.integers(1, 12))
+    def test_every_bit_has_one_place(self, bits, weights, carriers):
+        dealt = _deal(bits, {f"l{index}": weight for index, weight in enumerate(weights)})
+        for index, weight in enumerate(weights):
+            assert abs(dealt[f"l{index}"] - bits * weight / sum(weights)) < 1
+        public = {"bits": bits, "layers": list(dealt), "layer_bits": dealt, "carriers": list(range(carriers))}
+        spec = InputSpec(shape=(1,), num_classes=carriers)
+        cells = _cells(Key(scheme="deepsigns", params={}, owner="", secret=b"", spec=spec, public=public))
         assert [cell.start for cell in cells] == list(np.cumsum([0] + [cell.bits for cell in cells[:-1]]))
-        assert max(c.bits for c in cells) - min(c.bits for c in cells) <= 1
+        assert sum(cell.bits for cell in cells) == bits
+        for layer in dealt:
+            sizes = [cell.bits for cell in cells if cell.layer == layer]
+            assert not sizes or max(sizes) - min(sizes) <= 1
 
     def test_marks_every_bit_and_keeps_accuracy(self, base, marked, key, digits):
         result = verify(marked, key, max_false_positive=1e-9)
