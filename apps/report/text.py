@@ -36,6 +36,8 @@ def show(record: Record) -> RenderableType:
     remarks = [("warning", text) for text in (warnings if isinstance(warnings, list) else [])]
     remarks += [("note", text) for text in record.notes]
     parts += [Text()] * bool(remarks) + [Text(f"{kind}: {words.clean(text)}", style="yellow") for kind, text in remarks]
+    if record.kind == "demo" and record.status == "ok":
+        return Group(*parts, Text(f"\nOpen {words.text(record.results.get('report'))} in a browser.", style="bold"))
     parts += _section("parameters", record.params) + _section("fingerprints", record.fingerprints)
     return Group(*parts, Text(), Text(_provenance(record), style="dim"))
 
