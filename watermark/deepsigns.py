@@ -9,43 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepseal.adapter import Classifier, Recipe, Split
-from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, evaluating, execution_order, forward_to
-from deepseal.adapter.training import Step, Training, cross_entropy
+from deepseal.adapter.training import Training
 from deepseal.errors import InputError
 from deepseal.parameters import Parameters, parameter
-from deepseal.rng import SECRET_BYTES, Rng, expand_choice, expand_normal, fresh_secret
+from deepseal.rng import SECRET_BYTES, Rng, expand_choice, fresh_secret
+from deepseal.watermark.cells import (
+    LayerCapacity,
+    activation_after,
+    advised,
+    cells_of,
+    check_carriers,
+    deal,
+    hidden_layers,
+    layer_shapes,
+    projection_of,
+)
+from deepseal.watermark.deepsigns_losses import PaperLoss, RobustLoss, centred_means
 from deepseal.watermark.key import Key
-from deepseal.watermark.robust import weathered_features
 from deepseal.watermark.scheme import Access, Extraction, Observation
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """One Gaussian of the mixture: the mean activation of a carrier class in a layer holds ``bits`` bits."""
-
-    layer: str
-    carrier: int
-    bits: int
-    start: int
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerCapacity:
-    """What a layer can hold. ``limit`` bits can be embedded at all; ``advised`` leave margin against removal."""
-
-    layer: str
-    kind: str
-    features: int
-    limit: int
-    advised: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,9 +86,9 @@ class DeepSigns(Parameters):
         secret = rng.child("secret").bytes(SECRET_BYTES) if rng else fresh_secret()
         carriers = self.carriers if self.carriers is not None else tuple(range(model.spec.num_classes))
         layers = self.layers if self.layers is not None else self._choose_layers(model, len(carriers))
-        shapes = _layer_shapes(model, layers)
-        _check_carriers(carriers, model.spec.num_classes, data)
-        layer_bits = _deal(self.bits, {name: _advised(shape) for name, shape in shapes.items()})
+        shapes = layer_shapes(model, layers)
+        check_carriers(carriers, model.spec.num_classes, data)
+        layer_bits = deal(self.bits, {name: advised(shape) for name, shape in shapes.items()})
         for name, bits in layer_bits.items():
             width = math.prod(shapes[name])
             if bits > width * len(carriers):
@@ -138,12 +127,12 @@ class DeepSigns(Parameters):
         """
         _check_same_input(model, key)
         if self.recipe == "paper":
-            loss = _PaperLoss(model, data, key, self)
+            loss = PaperLoss(model, data, key, self)
             recipe = Recipe(epochs=self.epochs, learning_rate=self.learning_rate)
             extra = [(loss.means, 10 * self.learning_rate)]
             return Training(model, data, recipe=recipe, rng=rng, loss=loss, extra=extra)
         recipe = Recipe(steps=self.steps, learning_rate=self.learning_rate, schedule="cosine")
-        return Training(model, data, recipe=recipe, rng=rng, loss=_RobustLoss(model, data, key, self))
+        return Training(model, data, recipe=recipe, rng=rng, loss=RobustLoss(model, data, key, self))
 
     def observe(self, model: Classifier, key: Key) -> Observation:
         """Mean activation of each carrier's triggers in each layer: (carriers, features) a layer.
@@ -171,12 +160,12 @@ class DeepSigns(Parameters):
     def decode(self, observation: Observation, key: Key) -> Extraction:
         """Sign of every cell's projected mean; the score has unit variance under no mark."""
         scores = np.zeros(key.bits)
-        means = {name: _centred(values, key.public["centred"]) for name, values in observation.values.items()}
-        for cell in _cells(key):
+        means = {name: centred_means(values, key.public["centred"]) for name, values in observation.values.items()}
+        for cell in cells_of(key):
             mean = means[cell.layer][list(key.public["carriers"]).index(cell.carrier)].numpy()
             norm = np.linalg.norm(mean)
             if norm > 0 and np.isfinite(norm):
-                projection = _projection(key.secret, cell, len(mean))
+                projection = projection_of(key.secret, cell, len(mean))
                 scores[cell.start : cell.start + cell.bits] = (mean / norm) @ projection
         message = key.message()
         usable = np.abs(scores) > observation.noise
@@ -188,7 +177,7 @@ class DeepSigns(Parameters):
         """What each hidden layer can hold before its activation function, in the order of the forward pass."""
         count = len(self.carriers) if self.carriers is not None else model.spec.num_classes
         return [
-            LayerCapacity(name, kind, math.prod(shape), math.prod(shape) * count, _advised(shape) * count)
+            LayerCapacity(name, kind, math.prod(shape), math.prod(shape) * count, advised(shape) * count)
             for name, kind, shape in hidden_layers(model)
         ]
 
@@ -196,12 +185,12 @@ class DeepSigns(Parameters):
         """The last two hidden layers, or as many more as the message needs to stay thinly spread."""
         hidden = hidden_layers(model)
         if self.recipe == "paper":
-            return (_activation_after(model, hidden[-1][0]),)
+            return (activation_after(model, hidden[-1][0]),)
         chosen: list[str] = []
         room = 0
         for name, _, shape in reversed(hidden):
             chosen.insert(0, name)
-            room += _advised(shape) * carriers
+            room += advised(shape) * carriers
             if len(chosen) >= 2 and room >= self.bits:
                 break
         return tuple(chosen)
@@ -213,215 +202,6 @@ class DeepSigns(Parameters):
             count = min(len(members), max(8, round(self.trigger_share * len(data) / len(carriers))))
             chosen.append(members[torch.from_numpy(expand_choice(secret, f"triggers/{carrier}", len(members), count))])
         return torch.cat(chosen)
-
-
-def hidden_layers(model: Classifier) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Hidden pre-activations in the order of the forward pass: name, kind, shape of one sample's output.
-
-    The output of a linear or convolutional layer, or of the batch normalisation that follows it directly.
-
-    Raises:
-        InputError: a model without a hidden layer.
-    """
-    order = execution_order(model.module, model.probe())
-    runs = [name for name, _, _ in order]
-    found: list[tuple[str, str, tuple[int, ...]]] = []
-    for position, (name, layer, shape) in enumerate(order):
-        if not isinstance(layer, PARAMETRIC) or runs.count(name) > 1:
-            continue
-        after = order[position + 1] if position + 1 < len(order) else None
-        if after is not None and isinstance(after[1], NORMALISATION) and after[2] == shape:
-            name, layer = after[0], after[1]
-        found.append((name, type(layer).__name__, shape))
-    if len(found) < 2:
-        raise InputError("a model with a hidden linear or convolutional layer", found="none", do="name layers yourself")
-    return found[:-1]
-
-
-class _RobustLoss:
-    """CE + strength * mean [relu(margin - s / nu) + relu(relative_margin - s / ||mu||)], s = b A^T mu.
-
-    mu is the centred mean over a few inputs, read through weathered weights; nu is the mean norm of the original's. The
-    first term makes the mark large, so that drift does not reach it; the second keeps the rest of mu from hiding it.
-    """
-
-    def __init__(self, model: Classifier, data: Split, key: Key, scheme: DeepSigns) -> None:
-        self._scheme, self._centred = scheme, bool(key.public["centred"])
-        self._layers = list(key.public["layers"])
-        self._targets = _targets(key, model)
-        carriers, labels = key.public["carriers"], key.tensors["trigger_y"]
-        _check_carriers(carriers, model.spec.num_classes, data)
-        self._prepare, self._data, self._triggers = model.copy().prepare, data.x, key.tensors["trigger_x"]
-        self._members = [torch.nonzero(data.y == carrier).reshape(-1) for carrier in carriers]
-        self._own = [torch.nonzero(labels == carrier).reshape(-1) for carrier in carriers]
-        observed = scheme.observe(model, key).values
-        self._norms = {
-            name: max(1e-12, float(_centred(means, self._centred).norm(dim=1).mean()))
-            for name, means in observed.items()
-        }
-
-    def _draw(self, generator: torch.Generator) -> Tensor:
-        """Inputs of every carrier in turn: half of them triggers, half any training samples of the class."""
-        triggers = self._scheme.batch // 2
-        drawn = []
-        for own, members in zip(self._own, self._members, strict=True):
-            drawn.append(self._triggers[own[torch.randint(len(own), (triggers,), generator=generator)]])
-            rest = torch.randint(len(members), (self._scheme.batch - triggers,), generator=generator)
-            drawn.append(self._data[members[rest]])
-        return torch.cat(drawn)
-
-    def __call__(self, step: Step) -> Tensor:
-        scheme, generator, carriers = self._scheme, step.generator, len(self._own)
-        rate = scheme.prune * float(torch.rand((), generator=generator))
-        features = weathered_features(
-            step.module,
-            self._prepare(self._draw(generator)),
-            self._layers,
-            prune=rate,
-            drift=scheme.drift,
-            generator=generator,
-        )
-        shortfall = []
-        for target in self._targets:
-            means = _centred(_means(features[target.layer], carriers), self._centred)
-            absolute = target.scores(means / self._norms[target.layer])
-            relative = target.scores(nn.functional.normalize(means, dim=1))
-            shortfall.append(torch.relu(scheme.margin - absolute) + torch.relu(scheme.relative_margin - relative))
-        return cross_entropy(step) + scheme.strength * torch.cat(shortfall).mean()
-
-
-class _PaperLoss:
-    """CE + lambda1 L1 + lambda2 L2 with trainable centres (Rouhani et al., 2019, equations 2 to 5)."""
-
-    def __init__(self, model: Classifier, data: Split, key: Key, scheme: DeepSigns) -> None:
-        layers = list(key.public["layers"])
-        if len(layers) != 1:
-            raise InputError(
-                "one layer for the paper's recipe", found=str(layers), do="give -p layers=NAME or recipe=robust"
-            )
-        self._scheme, self._layer, self._model = scheme, layers[0], model.copy()
-        self._targets = _targets(key, model)
-        self._carriers = torch.tensor(key.public["carriers"])
-        sample = data.take(torch.arange(min(len(data), 5000)))
-        features = model.features(sample.x, layers)[self._layer].to(model.device)
-        overall = features.mean(dim=0)
-        classes = range(model.spec.num_classes)
-        centres = [features[sample.y == c].mean(dim=0) if bool((sample.y == c).any()) else overall for c in classes]
-        self.means = torch.stack(centres).requires_grad_(True)
-
-    def __call__(self, step: Step) -> Tensor:
-        scheme, means = self._scheme, self.means
-        features = forward_to(step.module, self._model.prepare(step.x), [self._layer])[self._layer].flatten(1)
-        carriers = self._carriers.to(means.device)
-        centre = means.new_zeros(())
-        for carrier in self._carriers.tolist():
-            members = features[step.y == carrier]
-            if len(members):
-                centre = centre + (means[carrier] - members.mean(dim=0)).pow(2).sum()
-        others = torch.ones(len(means), dtype=torch.bool, device=means.device)
-        others[carriers] = False
-        centre = centre - torch.cdist(means[carriers], means[others]).pow(2).sum()
-        scores = torch.cat([target.scores(means[carriers]) for target in self._targets])
-        embedding = nn.functional.softplus(-scores).sum()
-        return cross_entropy(step) + scheme.lambda1 * centre + scheme.lambda2 * embedding
-
-
-@dataclasses.dataclass(frozen=True)
-class _Target:
-    """One layer's signed projections, (carriers, features, bits), and which entries are real bits."""
-
-    layer: str
-    projection: Tensor = dataclasses.field(repr=False)
-    real: Tensor = dataclasses.field(repr=False)
-
-    def scores(self, means: Tensor) -> Tensor:
-        """Projections in the direction of the message, of all real bits; ``means`` is (carriers, features)."""
-        return torch.einsum("cf,cfb->cb", means, self.projection)[self.real]
-
-
-def _targets(key: Key, model: Classifier) -> list[_Target]:
-    carriers, message = list(key.public["carriers"]), key.message()
-    cells = _cells(key)
-    targets = []
-    for layer in key.public["layers"]:
-        own = [cell for cell in cells if cell.layer == layer]
-        width, most = int(key.public["features"][layer]), max((cell.bits for cell in own), default=0)
-        projection = np.zeros((len(carriers), width, most), dtype=np.float32)
-        real = np.zeros((len(carriers), most), dtype=bool)
-        for row, cell in enumerate(own):
-            signs = 2.0 * message[cell.start : cell.start + cell.bits] - 1.0
-            projection[row, :, : cell.bits] = _projection(key.secret, cell, width) * signs
-            real[row, : cell.bits] = True
-        on_device = torch.from_numpy(projection).to(model.device, model.dtype)
-        targets.append(_Target(layer, on_device, torch.from_numpy(real).to(model.device)))
-    return targets
-
-
-def _cells(key: Key) -> list[Cell]:
-    """The message dealt out: each layer's bits evenly over the carriers."""
-    cells: list[Cell] = []
-    start, carriers = 0, key.public["carriers"]
-    for layer in key.public["layers"]:
-        bits = int(key.public["layer_bits"][layer])
-        for index, carrier in enumerate(carriers):
-            size = bits // len(carriers) + (index < bits % len(carriers))
-            cells.append(Cell(layer, int(carrier), size, start))
-            start += size
-    return [cell for cell in cells if cell.bits]
-
-
-def _deal(bits: int, weights: Mapping[str, int]) -> dict[str, int]:
-    """Bits in proportion to the weights, the rest to the largest remainders."""
-    total = sum(weights.values())
-    dealt = {name: bits * weight // total for name, weight in weights.items()}
-    by_remainder = sorted(weights, key=lambda name: -(bits * weights[name] % total))
-    for name in by_remainder[: bits - sum(dealt.values())]:
-        dealt[name] += 1
-    return dealt
-
-
-def _projection(secret: bytes, cell: Cell, width: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    return expand_normal(secret, f"projection/{cell.layer}/{cell.carrier}", (width, cell.bits))
-
-
-def _centred(means: Tensor, centred: bool) -> Tensor:
-    """What sets each carrier's mean apart from the average of all carriers, where attacks move all of them alike."""
-    return means - means.mean(dim=0, keepdim=True) if centred else means
-
-
-def _means(features: Tensor, carriers: int) -> Tensor:
-    return features.flatten(1).reshape(carriers, -1, features[0].numel()).mean(dim=1)
-
-
-def _advised(shape: tuple[int, ...]) -> int:
-    """Bits a cell that leave margin against removal; maps of convolutions drift more than dense layers do."""
-    return max(1, min(16 if len(shape) == 1 else 10, math.prod(shape) // 16))
-
-
-def _layer_shapes(model: Classifier, layers: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    with evaluating(model.module), torch.no_grad():
-        captured = forward_to(model.module, model.probe(), layers)
-    return {name: tuple(captured[name].shape[1:]) for name in layers}
-
-
-def _activation_after(model: Classifier, layer: str) -> str:
-    names = [name for name, _, _ in execution_order(model.module, model.probe())]
-    return names[names.index(layer) + 1]
-
-
-def _check_carriers(carriers: Sequence[int], classes: int, data: Split) -> None:
-    if not carriers or len(set(carriers)) != len(carriers):
-        raise InputError("distinct carrier classes", found=str(list(carriers)), do="name each class once")
-    outside = [carrier for carrier in carriers if carrier >= classes]
-    if outside:
-        raise InputError(f"carrier classes 0 … {classes - 1}", found=str(outside), do="name classes of this model")
-    absent = [carrier for carrier in carriers if not bool((data.y == carrier).any())]
-    if absent:
-        raise InputError(
-            "training samples of every carrier class",
-            found=f"none of class {absent}",
-            do="add samples or give -p carriers=…",
-        )
 
 
 def _check_complete(key: Key) -> None:

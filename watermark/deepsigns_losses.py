@@ -1,0 +1,149 @@
+"""What embedding DeepSigns minimises: the robust loss and the paper's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deepseal.adapter import Classifier, Split
+from deepseal.adapter.capture import forward_to
+from deepseal.adapter.training import Step, cross_entropy
+from deepseal.errors import InputError
+from deepseal.watermark.cells import cells_of, check_carriers, projection_of
+from deepseal.watermark.key import Key
+from deepseal.watermark.robust import weathered_features
+
+if TYPE_CHECKING:
+    from deepseal.watermark.deepsigns import DeepSigns
+
+
+class RobustLoss:
+    """CE + strength * mean [relu(margin - s / nu) + relu(relative_margin - s / ||mu||)], s = b A^T mu.
+
+    mu is the centred mean over a few inputs, read through weathered weights; nu is the mean norm of the original's. The
+    first term makes the mark large, so that drift does not reach it; the second keeps the rest of mu from hiding it.
+    """
+
+    def __init__(self, model: Classifier, data: Split, key: Key, scheme: DeepSigns) -> None:
+        self._scheme, self._centred = scheme, bool(key.public["centred"])
+        self._layers = list(key.public["layers"])
+        self._targets = _targets(key, model)
+        carriers, labels = key.public["carriers"], key.tensors["trigger_y"]
+        check_carriers(carriers, model.spec.num_classes, data)
+        self._prepare, self._data, self._triggers = model.copy().prepare, data.x, key.tensors["trigger_x"]
+        self._members = [torch.nonzero(data.y == carrier).reshape(-1) for carrier in carriers]
+        self._own = [torch.nonzero(labels == carrier).reshape(-1) for carrier in carriers]
+        observed = scheme.observe(model, key).values
+        self._norms = {
+            name: max(1e-12, float(centred_means(means, self._centred).norm(dim=1).mean()))
+            for name, means in observed.items()
+        }
+
+    def _draw(self, generator: torch.Generator) -> Tensor:
+        """Inputs of every carrier in turn: half of them triggers, half any training samples of the class."""
+        triggers = self._scheme.batch // 2
+        drawn = []
+        for own, members in zip(self._own, self._members, strict=True):
+            drawn.append(self._triggers[own[torch.randint(len(own), (triggers,), generator=generator)]])
+            rest = torch.randint(len(members), (self._scheme.batch - triggers,), generator=generator)
+            drawn.append(self._data[members[rest]])
+        return torch.cat(drawn)
+
+    def __call__(self, step: Step) -> Tensor:
+        scheme, generator, carriers = self._scheme, step.generator, len(self._own)
+        rate = scheme.prune * float(torch.rand((), generator=generator))
+        features = weathered_features(
+            step.module,
+            self._prepare(self._draw(generator)),
+            self._layers,
+            prune=rate,
+            drift=scheme.drift,
+            generator=generator,
+        )
+        shortfall = []
+        for target in self._targets:
+            means = centred_means(_means(features[target.layer], carriers), self._centred)
+            absolute = target.scores(means / self._norms[target.layer])
+            relative = target.scores(nn.functional.normalize(means, dim=1))
+            shortfall.append(torch.relu(scheme.margin - absolute) + torch.relu(scheme.relative_margin - relative))
+        return cross_entropy(step) + scheme.strength * torch.cat(shortfall).mean()
+
+
+class PaperLoss:
+    """CE + lambda1 L1 + lambda2 L2 with trainable centres (Rouhani et al., 2019, equations 2 to 5)."""
+
+    def __init__(self, model: Classifier, data: Split, key: Key, scheme: DeepSigns) -> None:
+        layers = list(key.public["layers"])
+        if len(layers) != 1:
+            raise InputError(
+                "one layer for the paper's recipe", found=str(layers), do="give -p layers=NAME or recipe=robust"
+            )
+        self._scheme, self._layer, self._model = scheme, layers[0], model.copy()
+        self._targets = _targets(key, model)
+        self._carriers = torch.tensor(key.public["carriers"])
+        sample = data.take(torch.arange(min(len(data), 5000)))
+        features = model.features(sample.x, layers)[self._layer].to(model.device)
+        overall = features.mean(dim=0)
+        classes = range(model.spec.num_classes)
+        centres = [features[sample.y == c].mean(dim=0) if bool((sample.y == c).any()) else overall for c in classes]
+        self.means = torch.stack(centres).requires_grad_(True)
+
+    def __call__(self, step: Step) -> Tensor:
+        scheme, means = self._scheme, self.means
+        features = forward_to(step.module, self._model.prepare(step.x), [self._layer])[self._layer].flatten(1)
+        carriers = self._carriers.to(means.device)
+        centre = means.new_zeros(())
+        for carrier in self._carriers.tolist():
+            members = features[step.y == carrier]
+            if len(members):
+                centre = centre + (means[carrier] - members.mean(dim=0)).pow(2).sum()
+        others = torch.ones(len(means), dtype=torch.bool, device=means.device)
+        others[carriers] = False
+        centre = centre - torch.cdist(means[carriers], means[others]).pow(2).sum()
+        scores = torch.cat([target.scores(means[carriers]) for target in self._targets])
+        embedding = nn.functional.softplus(-scores).sum()
+        return cross_entropy(step) + scheme.lambda1 * centre + scheme.lambda2 * embedding
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """One layer's signed projections, (carriers, features, bits), and which entries are real bits."""
+
+    layer: str
+    projection: Tensor = dataclasses.field(repr=False)
+    real: Tensor = dataclasses.field(repr=False)
+
+    def scores(self, means: Tensor) -> Tensor:
+        """Projections in the direction of the message, of all real bits; ``means`` is (carriers, features)."""
+        return torch.einsum("cf,cfb->cb", means, self.projection)[self.real]
+
+
+def _targets(key: Key, model: Classifier) -> list[_Target]:
+    carriers, message = list(key.public["carriers"]), key.message()
+    cells = cells_of(key)
+    targets = []
+    for layer in key.public["layers"]:
+        own = [cell for cell in cells if cell.layer == layer]
+        width, most = int(key.public["features"][layer]), max((cell.bits for cell in own), default=0)
+        projection = np.zeros((len(carriers), width, most), dtype=np.float32)
+        real = np.zeros((len(carriers), most), dtype=bool)
+        for row, cell in enumerate(own):
+            signs = 2.0 * message[cell.start : cell.start + cell.bits] - 1.0
+            projection[row, :, : cell.bits] = projection_of(key.secret, cell, width) * signs
+            real[row, : cell.bits] = True
+        on_device = torch.from_numpy(projection).to(model.device, model.dtype)
+        targets.append(_Target(layer, on_device, torch.from_numpy(real).to(model.device)))
+    return targets
+
+
+def centred_means(means: Tensor, centred: bool) -> Tensor:
+    """What sets each carrier's mean apart from the average of all carriers, where attacks move all of them alike."""
+    return means - means.mean(dim=0, keepdim=True) if centred else means
+
+
+def _means(features: Tensor, carriers: int) -> Tensor:
+    return features.flatten(1).reshape(carriers, -1, features[0].numel()).mean(dim=1)
