@@ -45,28 +45,6 @@ def hooked(module: nn.Module, hooks: Sequence[tuple[str, Hook]]) -> Iterator[Non
             handle.remove()
 
 
-@contextmanager
-def recording(module: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """A dictionary that a forward pass fills with the outputs of the named layers, graph attached.
-
-    The tensors are copies, so that an in-place activation after the layer does not change them.
-
-    Raises:
-        UnknownNameError: an unknown layer.
-        InputError: a layer that runs twice in one pass, or gives something other than a tensor.
-    """
-    captured: dict[str, Tensor] = {}
-
-    def hook(name: str) -> Hook:
-        def keep(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-            captured[name] = _tensor(name, output, captured)
-
-        return keep
-
-    with hooked(module, [(name, hook(name)) for name in layers]):
-        yield captured
-
-
 def forward_to(
     module: nn.Module, x: Tensor, layers: Sequence[str], *, call: Callable[[Tensor], Any] | None = None
 ) -> dict[str, Tensor]:
@@ -112,7 +90,11 @@ def execution_order(module: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, 
 
         return note
 
-    leaves = [(name, hook(name)) for name, layer in module.named_modules() if name and not list(layer.children())]
+    leaves = [
+        (name, hook(name))
+        for name, layer in module.named_modules()
+        if name and (isinstance(layer, PARAMETRIC) or not list(layer.children()))  # a parametrised layer has children
+    ]
     with hooked(module, leaves), evaluating(module), torch.no_grad():
         module(x)
     return order

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from deepseal.adapter.classifier import Classifier
 from deepseal.adapter.spec import InputSpec
 from deepseal.adapter.targets import call_target, split_target
-from deepseal.errors import InputError, UnknownNameError
+from deepseal.errors import InputError, UnknownNameError, understood
 from deepseal.files import read_bytes, write_atomically
 
 ENTRY = "deepseal"
@@ -41,13 +41,13 @@ def build_module(architecture: str, spec: InputSpec) -> nn.Module:
     return module
 
 
-def save(model: Classifier, path: Path, *, force: bool = False) -> None:
+def save(model: Classifier, path: Path | str, *, force: bool = False) -> None:
     """Write weights and metadata as one safetensors file, all of it or nothing. Tied weights are stored once.
 
     Raises:
         InputError: the file exists (without ``force``) or cannot be written.
     """
-    write_atomically(path, to_bytes(model), force=force)
+    write_atomically(Path(path), to_bytes(model), force=force)
 
 
 def to_bytes(model: Classifier) -> bytes:
@@ -55,7 +55,7 @@ def to_bytes(model: Classifier) -> bytes:
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     owners: dict[tuple[Any, ...], str] = {}
-    for name, tensor in sorted(model.module.state_dict().items()):
+    for name, tensor in sorted(model.tensors().items()):
         place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and place in owners:
             tied[name] = owners[place]
@@ -85,14 +85,16 @@ class Checkpoint:
     metadata: Mapping[str, Any]
 
 
-def read(path: Path, *, insecure_allow_pickle: bool = False) -> Checkpoint:
+def read(path: Path | str, *, insecure_allow_pickle: bool = False) -> Checkpoint:
     """Read a weights file without running any code from it.
 
     Raises:
         InputError: no such file, a pickle (without ``insecure_allow_pickle``), or not safetensors.
     """
+    path = Path(path)
     data = read_bytes(path, "a weights file")
-    if data[:4] == b"PK\x03\x04" or data[:1] == b"\x80":
+    is_safetensors = data[8:9] == b"{"
+    if not is_safetensors and (data[:4] == b"PK\x03\x04" or data[:1] == b"\x80"):
         if not insecure_allow_pickle:
             raise InputError(
                 f"safetensors in {path}",
@@ -113,7 +115,7 @@ def read(path: Path, *, insecure_allow_pickle: bool = False) -> Checkpoint:
 
 
 def load(
-    path: Path,
+    path: Path | str,
     *,
     architecture: str | None = None,
     spec: InputSpec | None = None,
@@ -132,6 +134,12 @@ def load(
     Raises:
         InputError: the file cannot be used, or its tensors do not fit the architecture exactly.
     """
+    what, do = f"a weights file that can be used at {path}", "check the file, --arch and --data"
+    with understood(what, do):
+        return _load(Path(path), architecture, spec, insecure_allow_pickle)
+
+
+def _load(path: Path, architecture: str | None, spec: InputSpec | None, insecure_allow_pickle: bool) -> Classifier:
     checkpoint = read(path, insecure_allow_pickle=insecure_allow_pickle)
     metadata = checkpoint.metadata
     stated = metadata.get("architecture")
@@ -152,9 +160,12 @@ def load(
             f"an input spec in {path}", found="none in its metadata", do="add --data, whose spec is then used"
         )
     kept = {k: v for k, v in metadata.items() if k not in ("version", "architecture", "spec", "tied")}
-    module = build_module(chosen, final_spec)
     state = _normalise(checkpoint.tensors, metadata.get("tied", {}))
-    _fill(module, state, path, chosen)
+    if architecture is None:
+        with torch.device("meta"):  # a file that names a huge network is refused before memory is spent on it
+            _fitted(build_module(chosen, final_spec), state, path, chosen)
+    module = build_module(chosen, final_spec)
+    _fill(module, _fitted(module, state, path, chosen))
     module.eval()
     return Classifier(module, final_spec, architecture=chosen, metadata=kept)
 
@@ -162,23 +173,25 @@ def load(
 def _normalise(tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> dict[str, Tensor]:
     state = dict(tensors)
     state.update({alias: state[owner] for alias, owner in tied.items() if owner in state})
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        parts = [part for part in name.split(".") if part not in ("_orig_mod",)]
-        while parts and parts[0] == "module":
-            parts.pop(0)
-        renamed[".".join(parts)] = tensor
-    for name in [name for name in renamed if name.endswith("_orig")]:
+    for name in [name for name in state if name.endswith("_orig")]:
         mask = name.removesuffix("_orig") + "_mask"
-        if mask in renamed:
-            renamed[name.removesuffix("_orig")] = renamed.pop(name) * renamed.pop(mask)
-    return renamed
+        if mask in state:
+            state[name.removesuffix("_orig")] = state.pop(name) * state.pop(mask)
+    return state
 
 
-def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture: str) -> None:
+def _without_prefixes(name: str) -> str:
+    parts = [part for part in name.split(".") if part != "_orig_mod"]
+    while parts and parts[0] == "module":
+        parts.pop(0)
+    return ".".join(parts)
+
+
+def _fitted(module: nn.Module, state: dict[str, Tensor], path: Path, architecture: str) -> dict[str, Tensor]:
+    """The state under the module's names: as they are, or without the prefixes of parallel and compiled training."""
     wanted = module.state_dict()
-    if any(name.startswith("module.") for name in wanted) and not any(name.startswith("module.") for name in state):
-        state = {f"module.{name}": tensor for name, tensor in state.items()}
+    if wanted.keys() != state.keys():
+        state = {_without_prefixes(name): tensor for name, tensor in state.items()}
     missing = sorted(wanted.keys() - state.keys())
     unexpected = sorted(state.keys() - wanted.keys())
     shapes = [
@@ -197,9 +210,14 @@ def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture:
             found="tensors " + "; ".join(problems),
             do="name the architecture that these weights were trained with",
         )
-    floating = next((t.dtype for t in state.values() if t.is_floating_point()), None)
-    if floating in (torch.float16, torch.bfloat16):
-        module.to(floating)
+    return state
+
+
+def _fill(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Copy the state into the module, each tensor in the type that the file has."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if name in state and tensor.dtype != state[name].dtype:
+            tensor.data = tensor.data.to(state[name].dtype)
     module.load_state_dict(state, strict=True)
 
 
@@ -224,10 +242,12 @@ def _unpickle(path: Path, data: bytes) -> dict[str, Tensor]:
 
 
 def _torchvision(name: str, spec: InputSpec) -> nn.Module:
+    import torchvision
     from torchvision.models import get_model, list_models
 
-    if name not in list_models():
-        raise UnknownNameError("torchvision model", name, list_models())
+    classifiers = list_models(module=torchvision.models)  # the others would download a backbone
+    if name not in classifiers:
+        raise UnknownNameError("torchvision classifier", name, classifiers)
     module = get_model(name, weights=None, num_classes=spec.num_classes)
     if not isinstance(module, nn.Module):
         raise InputError(f"a torch module torchvision:{name}", found=type(module).__name__, do="name another model")

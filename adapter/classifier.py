@@ -42,10 +42,14 @@ class Classifier:
         architecture: str | None = None,
         metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+            raise InputError("a module with initialised weights", found="a lazy layer", do="run it once on an input")
+        if isinstance(module, nn.DataParallel):
+            raise InputError("a plain module", found="DataParallel", do="pass its .module")
         self.module = module
         self.spec = spec
         self.architecture = architecture
-        self.metadata = MappingProxyType(dict(metadata))
+        self.metadata = MappingProxyType(copy.deepcopy(dict(metadata)))
 
     @property
     def device(self) -> torch.device:
@@ -127,16 +131,30 @@ class Classifier:
         merged = {**self.metadata, **(metadata or {})}
         return Classifier(copy.deepcopy(self.module), self.spec, architecture=self.architecture, metadata=merged)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All parameters and persistent buffers by name, not copied.
+
+        Raises:
+            InputError: a module that keeps other state than tensors.
+        """
+        state = self.module.state_dict()
+        foreign = [name for name, value in state.items() if not isinstance(value, Tensor)]
+        if foreign:
+            raise InputError(
+                "a module whose state is tensors", found=str(foreign), do="keep the rest outside the module"
+            )
+        return dict(state)
+
     def fingerprint(self) -> str:
         """SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
         digest = hashlib.sha256()
-        for name, tensor in sorted(self.module.state_dict().items()):
+        for name, tensor in sorted(self.tensors().items()):
             digest.update(f"{name}\x1f{tensor.dtype}\x1f{tuple(tensor.shape)}\x1e".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def oracle(self, *, output: Output = "labels", max_queries: int | None = None) -> Oracle:
-        """A black box over a copy of this model: counted queries, no way back to the weights."""
+        """A black box over a copy of this model: counted queries, no public way back to the weights."""
         return Oracle(self.copy().query, self.spec, output=output, max_queries=max_queries)
 
     def __repr__(self) -> str:

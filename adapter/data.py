@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deepseal.adapter.spec import InputSpec
 from deepseal.adapter.targets import call_target, split_target
-from deepseal.errors import InputError, UnknownNameError
+from deepseal.errors import InputError, UnknownNameError, understood
 from deepseal.files import read_bytes
 from deepseal.rng import Rng
 
@@ -47,9 +47,18 @@ class Split:
         Raises:
             InputError: empty, wrong shape, non-finite or out-of-range values, labels outside the classes.
         """
+        kinds = [type(getattr(self, name)).__name__ for name in ("x", "y")]
+        if kinds != ["Tensor", "Tensor"]:
+            found = " and ".join(kinds)
+            raise InputError("inputs and labels as torch tensors", found=found, do="use torch.from_numpy")
         if len(self.x) == 0 or len(self.x) != len(self.y):
             found = "no samples" if len(self.x) == 0 else f"{len(self.x)} inputs and {len(self.y)} labels"
             raise InputError("a non-empty split with one label an input", found=found, do="check the data")
+        if self.y.ndim != 1 or self.y.dtype != torch.int64:
+            found = f"{self.y.dtype} of shape {tuple(self.y.shape)}"
+            raise InputError("labels of type int64 and shape (N,)", found=found, do="use y.long().reshape(-1)")
+        if self.x.requires_grad:
+            raise InputError("data without gradients", found="x.requires_grad", do="use x.detach()")
         spec.check(self.x)
         low, high = int(self.y.min()), int(self.y.max())
         if low < 0 or high >= spec.num_classes:
@@ -87,13 +96,29 @@ def load_data(source: str) -> Dataset:
     Of the training samples, one in six, at most 10,000, is held out for calibration by a fixed permutation.
     A ``.npz`` holds ``x`` and ``y`` (a fifth becomes the test) or ``x_train``, ``y_train``, ``x_test``, ``y_test``.
     An image folder holds one folder a class, or ``train/`` and ``test/`` with one folder a class each.
+    Behind ``?``: ``mean=0.5&std=0.25`` (what the model normalises with; one number or one a channel), ``bounds=0,1``,
+    ``classes=10``, and for folders ``size=32&mode=L``.
     A factory returns ``(x, y)``, ``(x_train, y_train, x_test, y_test)``, or a ``Dataset``.
 
     Raises:
         InputError: nothing usable there.
     """
+    with understood(f"usable data in {source}", "check the file, or the options behind the question mark"):
+        loaded = _load(source)
+        options = split_target(source)[1] if ":" not in source else {}
+        mean, std = (_numbers(options[name]) if name in options else None for name in ("mean", "std"))
+        if mean is None and std is None:
+            return loaded
+        return dataclasses.replace(loaded, spec=dataclasses.replace(loaded.spec, mean=mean, std=std))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def _load(source: str) -> Dataset:
     name, options = split_target(source)
-    if name in _BUILT_IN and not options:
+    if name in _BUILT_IN:
         return _BUILT_IN[name]()
     if name.endswith(".npz"):
         return _from_arrays(Path(name).stem, _npz(Path(name)), options)

@@ -13,7 +13,7 @@ from deepseal.errors import InputError
 
 
 class Oracle:
-    """Answers queries through a function from inputs to logits and shows nothing else of the model.
+    """Answers queries through a function from inputs to logits; no public attribute leads back to the model.
 
     Args:
         logits: maps (N, …) inputs to (N, classes) logits.

@@ -31,6 +31,10 @@ class InputSpec:
     std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if isinstance(value, int | float):
+                object.__setattr__(self, name, (float(value),))
         if not self.shape or any(size < 1 for size in self.shape):
             raise InputError(
                 "an input shape of positive sizes", found=str(self.shape), do="state the shape of one sample"

@@ -118,6 +118,12 @@ class Training:
         self._generator = rng.child("loss").torch()
         self._dropout = rng.child("dropout").torch().get_state()
         self._batches = self._batch_stream()
+        if not parameters:
+            raise InputError("parameters to train", found="all of them frozen", do="set requires_grad on some")
+        if model.dtype == torch.float16:
+            raise InputError("weights to train in float32 or bfloat16", found="float16", do="convert the model first")
+        if torch.is_inference_mode_enabled():
+            raise InputError("training outside inference_mode", found="inference_mode", do="call it outside")
         self._index = 0
         self._total = recipe.total_steps(len(data))
 
@@ -131,7 +137,7 @@ class Training:
         factor = self._recipe.factor(self._index / max(1, self._total))
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
-        with self._private_rng():
+        with self._private_rng(), torch.enable_grad():
             inputs = self._model.prepare(x)
             if inputs.ndim == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -166,7 +172,9 @@ class Training:
 
     def _prepare(self, trained: Sequence[str] | None) -> list[nn.Parameter]:
         if trained is None:
-            self._module.train()
+            for layer in self._module.modules():
+                own = list(layer.parameters(recurse=False))
+                layer.training = layer.training or not own or any(p.requires_grad for p in own)
             return [p for p in self._module.parameters() if p.requires_grad]
         layers = dict(self._module.named_modules())
         self._module.eval()
@@ -188,8 +196,11 @@ class Training:
 
     @contextmanager
     def _private_rng(self) -> Iterator[None]:
-        with torch.random.fork_rng(devices=[]):
+        devices = [self._model.device] if self._model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
             torch.set_rng_state(self._dropout)
+            for device in devices:
+                torch.cuda.default_generators[device.index or 0].manual_seed(self._index)
             yield
             self._dropout = torch.get_rng_state()
 
@@ -216,7 +227,7 @@ def initialise(architecture: str, spec: InputSpec, rng: Rng) -> Classifier:
         InputError: the architecture cannot be built.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.integer())
+        torch.default_generator.manual_seed(rng.integer())  # not torch.manual_seed, which would seed every GPU too
         module = build_module(architecture, spec)
     return Classifier(module, spec, architecture=architecture)
 
@@ -237,7 +248,7 @@ def reinitialise(model: Classifier, layer: str, rng: Rng) -> Classifier:
     """A copy whose named layer has fresh random weights."""
     result = model.copy()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.integer())
+        torch.default_generator.manual_seed(rng.integer())
         target = dict(result.module.named_modules())[layer]
         if not isinstance(target, (*PARAMETRIC, *NORMALISATION)):
             raise InputError("a layer that can be reset", found=f"{layer} ({type(target).__name__})", do="name another")

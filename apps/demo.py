@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from deepseal.apps.report.html import render
 from deepseal.apps.workflow import Reporter
 from deepseal.errors import InputError
 from deepseal.files import write_atomically
-from deepseal.record import Record, Run
+from deepseal.record import Record, Run, read_record
 from deepseal.watermark import Key
 
 ARCHITECTURE = "deepseal.adapter.zoo:mlp"
@@ -91,8 +92,10 @@ def _prepare(out: Path, *, force: bool) -> None:
         raise InputError(
             f"{out} to be writable", found=error.strerror or str(error), do="choose another --out"
         ) from error
-    for stale in (out / "records").glob("*.json"):
-        stale.unlink()
+    for stale in (out / "records").glob("[0-9][0-9]-*.json"):
+        with contextlib.suppress(InputError):
+            read_record(stale)
+            stale.unlink()
 
 
 def _train(story: _Story, dataset: Dataset, name: str, seed: int, report: Reporter) -> Classifier:
@@ -164,7 +167,7 @@ def _attack(
 
 
 def _verify(story: _Story, model: Classifier, key: Key, name: str) -> None:
-    run = Run("watermark.verify", seed=0)
+    run = Run("watermark.verify")
     workflow.verify_mark(run, model=model, key=key, max_false_positive=RATE, null_keys=NULL_KEYS, tried=1)
     run.params.update(model=f"{name}.safetensors", key="owner.key")
     story.finish(run, f"verify-{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from deepseal.watermark.cost import embedding_cost
 
 Reporter = Callable[[str], AbstractContextManager[Progress | None]]
 _CHILD_SECONDS = 900
+# Without the working folder on the path, where a file named like one of our imports would be run.
+_CHILD = "import sys; sys.path = [p for p in sys.path if p]; from deepseal.apps.cli import main; main()"
 
 
 def silent(_title: str) -> AbstractContextManager[Progress | None]:
@@ -136,6 +139,13 @@ def embed_mark(
     after = marked.accuracy(dataset.test)
     run.params.update(data=dataset.name, scheme=key.scheme, max_false_positive=max_false_positive)
     run.fingerprints.update(model=model.fingerprint(), key=key.fingerprint(), marked=marked.fingerprint())
+    gained = 100.0 * (after.value - before.value)
+    warnings = []
+    if gained > 5.0:
+        warnings.append(
+            f"embedding made the model better by {gained:.1f} points: did it fit these data before? If it expects "
+            "normalised inputs, state them, for instance --data 'data.npz?mean=0.5&std=0.25'"
+        )
     with pending(out, force=force) as temporary:
         temporary.write_bytes(checkpoint.to_bytes(marked))
         read = _verify_in_fresh_process(temporary, key_file, passphrase, max_false_positive, trust)
@@ -143,8 +153,9 @@ def embed_mark(
         {name: read[name] for name in ("verdict", "bits", "bit_errors", "bit_error_rate", "p_value", "threshold")},
         accuracy_before=before.value,
         accuracy_after=after.value,
-        accuracy_change_points=100.0 * (after.value - before.value),
+        accuracy_change_points=gained,
         test_samples=after.n,
+        warnings=warnings,
         cost={"embedding_seconds": seconds, **cost.as_dict()},
         verified_from_file=True,
         file=str(out),
@@ -152,13 +163,9 @@ def embed_mark(
     return marked
 
 
-def verify_mark(
-    run: Run, *, model: Classifier, key: Key, max_false_positive: float, null_keys: int, tried: int, seed: int = 0
-) -> str:
+def verify_mark(run: Run, *, model: Classifier, key: Key, max_false_positive: float, null_keys: int, tried: int) -> str:
     """The verdict; the record holds what it rests on."""
-    result = verify(
-        model, key, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried, rng=Rng(seed).child("null")
-    )
+    result = verify(model, key, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried)
     run.params.update(max_false_positive=max_false_positive, null_keys=null_keys, tried=tried, scheme=key.scheme)
     run.fingerprints.update(model=model.fingerprint(), key=key.fingerprint())
     run.results.update(result.as_dict())
@@ -210,13 +217,13 @@ def _accuracy(measured: Rate) -> dict[str, Any]:
 def _verify_in_fresh_process(
     model: Path, key: Path, passphrase: str | None, max_false_positive: float, trust: list[str]
 ) -> dict[str, Any]:
-    command = [sys.executable, "-m", "deepseal", "watermark", "verify", "--json", "--null-keys", "0", *trust]
+    command = [sys.executable, "-c", _CHILD, "watermark", "verify", "--json", "--null-keys", "0", *trust]
     command += ["--model", str(model), "--key", str(key), "--max-false-positive", repr(max_false_positive)]
     if passphrase is not None:
         command += ["--passphrase-file", "/dev/stdin"]
     try:
         child = subprocess.run(  # noqa: S603
-            command, input=passphrase or "", capture_output=True, text=True, timeout=_CHILD_SECONDS, check=False
+            command, input=passphrase or "", capture_output=True, encoding="utf-8", timeout=_CHILD_SECONDS, check=False
         )
         results: dict[str, Any] = json.loads(child.stdout)["results"]
     except subprocess.TimeoutExpired as error:
@@ -236,9 +243,15 @@ def _verify_in_fresh_process(
 def load_model(
     path: Path, *, arch: str | None, insecure_allow_pickle: bool, dataset: Dataset | None = None, key: Key | None = None
 ) -> Classifier:
-    """The classifier of a weights file; its spec comes from the file, else from the data, else from the key."""
+    """The classifier of a weights file; its spec comes from the file, else from the data, else from the key.
+
+    With a key, its bounds and normalisation are used: what the triggers mean is not for a suspect's file to say.
+    """
     spec = dataset.spec if dataset else key.spec if key else None
     model = checkpoint.load(path, architecture=arch, spec=spec, insecure_allow_pickle=insecure_allow_pickle)
+    if key is not None and model.spec.shape == key.spec.shape:
+        stated = dataclasses.replace(model.spec, bounds=key.spec.bounds, mean=key.spec.mean, std=key.spec.std)
+        model = Classifier(model.module, stated, architecture=model.architecture, metadata=model.metadata)
     if dataset is not None and model.spec.shape != dataset.spec.shape:
         raise InputError(
             f"data of shape {model.spec.shape}, as {path} takes",

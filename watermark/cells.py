@@ -74,9 +74,11 @@ def layer_shapes(model: Classifier, layers: Sequence[str]) -> dict[str, tuple[in
 
 
 def activation_after(model: Classifier, layer: str) -> str:
-    """Name of the layer that runs after the named one."""
-    names = [name for name, _, _ in execution_order(model.module, model.probe())]
-    return names[names.index(layer) + 1]
+    """Name of the activation that runs after the named layer, or the layer's own where the activation is no module."""
+    order = execution_order(model.module, model.probe())
+    index = [name for name, _, _ in order].index(layer)
+    (_, _, shape), (after, module, after_shape) = order[index], order[index + 1]
+    return after if after_shape == shape and not list(module.parameters()) else layer
 
 
 def cells_of(key: Key) -> list[Cell]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from deepseal.adapter import Classifier, Recipe, Split
 from deepseal.adapter.training import Training
-from deepseal.errors import InputError
+from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, expand_choice, fresh_secret
 from deepseal.watermark.cells import (
@@ -143,6 +143,10 @@ class DeepSigns(Parameters):
         _check_same_input(model, key)
         _check_complete(key)
         layers = list(key.public["layers"])
+        absent = sorted(set(layers) - {name for name, _ in model.module.named_modules()})
+        if absent:
+            do = "pass a copy of the marked architecture, or the key of this one"
+            raise InputError(f"a model with the key's layers {layers}", found=f"none called {absent}", do=do)
         with torch.no_grad():
             features = model.features(key.tensors["trigger_x"], layers)
         for layer, width in key.public["features"].items():
@@ -155,20 +159,27 @@ class DeepSigns(Parameters):
             layer: torch.stack([values[labels == carrier].double().mean(dim=0) for carrier in key.public["carriers"]])
             for layer, values in features.items()
         }
-        return Observation(means, noise=8.0 * torch.finfo(model.dtype).eps)
+        precision = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
+        return Observation(means, noise=8.0 * precision)
 
     def decode(self, observation: Observation, key: Key) -> Extraction:
         """Sign of every cell's projected mean; the score has unit variance under no mark."""
         scores = np.zeros(key.bits)
-        means = {name: centred_means(values, key.public["centred"]) for name, values in observation.values.items()}
+        noise = np.zeros(key.bits)
+        rows = {carrier: row for row, carrier in enumerate(key.public["carriers"])}
+        centred = {name: centred_means(values, key.public["centred"]) for name, values in observation.values.items()}
         for cell in cells_of(key):
-            mean = means[cell.layer][list(key.public["carriers"]).index(cell.carrier)].numpy()
+            row, place = rows[cell.carrier], slice(cell.start, cell.start + cell.bits)
+            mean = centred[cell.layer][row].numpy()
             norm = np.linalg.norm(mean)
             if norm > 0 and np.isfinite(norm):
-                projection = projection_of(key.secret, cell, len(mean))
-                scores[cell.start : cell.start + cell.bits] = (mean / norm) @ projection
+                scores[place] = (mean / norm) @ projection_of(key.secret, cell, len(mean))
+                # What centring cancels leaves its rounding errors behind.
+                noise[place] = (
+                    observation.noise * np.linalg.norm(observation.values[cell.layer].numpy(), axis=1).max() / norm
+                )
         message = key.message()
-        usable = np.abs(scores) > observation.noise
+        usable = np.abs(scores) > np.maximum(noise, observation.noise)
         bits = (scores > 0).astype(np.uint8)
         margin = np.where(message == 1, scores, -scores)
         return Extraction(bits, usable, np.full(key.bits, 0.5), margin)
@@ -205,8 +216,15 @@ class DeepSigns(Parameters):
 
 
 def _check_complete(key: Key) -> None:
+    with understood("a complete DeepSigns key", "use an intact copy of it"):
+        sound = _is_complete(key)
+    if not sound:
+        raise InputError("a complete DeepSigns key", found="a foreign or damaged one", do="use an intact copy of it")
+
+
+def _is_complete(key: Key) -> bool:
     public, labels, inputs = key.public, key.tensors.get("trigger_y"), key.tensors.get("trigger_x")
-    sound = (
+    return (
         isinstance(public.get("layers"), list)
         and isinstance(public.get("carriers"), list)
         and isinstance(public.get("centred"), bool)
@@ -214,13 +232,14 @@ def _check_complete(key: Key) -> None:
         and isinstance(public.get("layer_bits"), dict)
         and set(public["features"]) == set(public["layer_bits"]) == set(public["layers"])
         and sum(public["layer_bits"].values()) == key.bits
-        and all(isinstance(carrier, int) for carrier in public["carriers"])
+        and all(type(bits) is int and bits >= 0 for bits in public["layer_bits"].values())
+        and all(type(carrier) is int for carrier in public["carriers"])
+        and 0 < len(set(public["carriers"])) == len(public["carriers"]) <= 100_000
+        and len(set(public["layers"])) == len(public["layers"])
         and labels is not None
         and inputs is not None
-        and len(labels) == len(inputs)
+        and labels.shape == inputs.shape[:1]
     )
-    if not sound:
-        raise InputError("a complete DeepSigns key", found="a foreign or damaged one", do="use an intact copy of it")
 
 
 def _check_same_input(model: Classifier, key: Key) -> None:

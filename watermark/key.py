@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from deepseal.adapter import InputSpec
 from deepseal.errors import InputError
-from deepseal.rng import XOF, expand, expand_bits
+from deepseal.rng import SECRET_BYTES, XOF, expand, expand_bits
 
 VERSION = 1
 MOST_BITS = 100_000
@@ -58,21 +59,33 @@ class Key:
         """The bits to embed: the text's bits XOR a mask that is uniform given everything but the secret.
 
         An unmarked model does not depend on the mask, so each of its bits is an independent fair coin and the
-        binomial p-value is exact, whatever the projections and triggers.
+        binomial p-value is exact, whatever the projections and triggers. The mask depends on everything in the key, so
+        that a forger cannot read a model first and then choose a text, layers or triggers that fit.
         """
-        return text_bits(self.owner, self.bits) ^ expand_bits(self.secret, "mask", self.bits)
+        return text_bits(self.owner, self.bits) ^ self._mask()
+
+    @functools.cached_property
+    def binding(self) -> str:
+        """SHA-256 of everything in the key but the secret."""
+        return hashlib.sha256(self._serialised(b"")).hexdigest()
 
     def read_text(self, bits: NDArray[np.uint8]) -> str | None:
         """The text that extracted bits spell, or None when it does not fit the message or is not text."""
         if len(self.owner.encode()) * 8 > self.bits:
             return None
-        plain = np.packbits(bits ^ expand_bits(self.secret, "mask", self.bits)).tobytes().rstrip(b"\0")
+        plain = np.packbits(bits ^ self._mask()).tobytes().rstrip(b"\0")
         text = plain.decode(errors="replace")
         return text if text.isprintable() and "\ufffd" not in text else None
 
     def with_secret(self, secret: bytes) -> Key:
         """The key that a stranger would hold who drew another secret for the same carriers and triggers."""
-        return dataclasses.replace(self, secret=secret)
+        key = dataclasses.replace(self, secret=secret)
+        key.__dict__["binding"] = self.binding
+        return key
+
+    def strangers(self, count: int) -> Iterator[Key]:
+        """Keys with other secrets, expanded from this one's: repeatable, and unknown to all but the holder."""
+        return (self.with_secret(expand(self.secret, f"stranger/{index}", SECRET_BYTES)) for index in range(count))
 
     def fingerprint(self) -> str:
         """SHA-256 of the key's canonical bytes."""
@@ -80,6 +93,12 @@ class Key:
 
     def to_bytes(self) -> bytes:
         """Canonical unencrypted bytes: safetensors with one JSON entry. Equal keys give equal bytes."""
+        return self._serialised(self.secret)
+
+    def _mask(self) -> NDArray[np.uint8]:
+        return expand_bits(self.secret, f"mask/{self.binding}", self.bits)
+
+    def _serialised(self, secret: bytes) -> bytes:
         described = {
             "version": self.version,
             "xof": XOF,
@@ -91,8 +110,8 @@ class Key:
             "reproducible": self.reproducible,
         }
         text = json.dumps(described, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        secret = torch.from_numpy(np.frombuffer(self.secret, np.uint8).copy())
-        return safetensors.torch.save({**self.tensors, "secret": secret}, metadata={"deepseal-key": text})
+        stored = torch.from_numpy(np.frombuffer(secret, np.uint8).copy())
+        return safetensors.torch.save({**self.tensors, "secret": stored}, metadata={"deepseal-key": text})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Key:
@@ -113,7 +132,8 @@ class Key:
                     found=f"version {version} with {xof}",
                     do="use a newer DeepSeal",
                 )
-            if not 1 <= int(described["public"]["bits"]) <= MOST_BITS:
+            bits = described["public"]["bits"]
+            if type(bits) is not int or not 1 <= bits <= MOST_BITS or len(secret) != SECRET_BYTES:
                 raise ValueError
             return cls(
                 scheme=str(described["scheme"]),
@@ -127,7 +147,14 @@ class Key:
             )
         except InputError:
             raise
-        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            safetensors.SafetensorError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+        ) as error:
             raise InputError(
                 "an owner's key", found="damaged or foreign content", do="use an intact copy of it"
             ) from error

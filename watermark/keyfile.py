@@ -25,7 +25,7 @@ _MOST = {"iterations": 16, "lanes": 16, "memory_kib": 1048576}
 _LIMIT = 2**31
 
 
-def save_key(key: Key, path: Path, *, passphrase: str | None = None, force: bool = False) -> None:
+def save_key(key: Key, path: Path | str, *, passphrase: str | None = None, force: bool = False) -> None:
     """Write a key file that only its owner can read (mode 0600).
 
     Raises:
@@ -42,24 +42,25 @@ def save_key(key: Key, path: Path, *, passphrase: str | None = None, force: bool
         header = {"encryption": "argon2id+aes-256-gcm", "kdf": _KDF, "nonce": nonce.hex(), "salt": salt.hex()}
         framed = _frame(header)
         payload = AESGCM(_derive(passphrase, salt, _KDF)).encrypt(nonce, payload, framed)
-    write_atomically(path, framed + payload, force=force, mode=0o600)
+    write_atomically(Path(path), framed + payload, force=force, mode=0o600)
 
 
-def is_encrypted(path: Path) -> bool:
+def is_encrypted(path: Path | str) -> bool:
     """Whether a key file needs a passphrase.
 
     Raises:
         InputError: not a key file.
     """
-    return bool(_split(path)[0]["encryption"] != "none")
+    return bool(_split(Path(path))[0]["encryption"] != "none")
 
 
-def load_key(path: Path, *, passphrase: str | None = None) -> Key:
+def load_key(path: Path | str, *, passphrase: str | None = None) -> Key:
     """Read a key file.
 
     Raises:
         InputError: not a key file, truncated, changed, of another version, or the wrong passphrase.
     """
+    path = Path(path)
     header, framed, payload = _split(path)
     if header["encryption"] == "none":
         if hashlib.sha256(payload).hexdigest() != header.get("sha256"):

@@ -43,6 +43,7 @@ def weathered_features(
         generator: source of the noise.
     """
     targets = {name: layer for name, layer in module.named_modules() if isinstance(layer, PARAMETRIC)}
+    targets = {name: layer for name, layer in targets.items() if "weight" in layer._parameters}
     weights = {f"{name}.weight": layer.weight for name, layer in targets.items()}
     threshold = _magnitude_quantile(list(weights.values()), prune, generator) if prune > 0 else 0.0
     replaced: dict[str, Tensor] = {}
@@ -57,8 +58,12 @@ def weathered_features(
         elif spread > 0:
             weight = weight + spread * torch.randn(weight.shape, generator=generator).to(weight)
         replaced[f"{name}.weight"] = weight
+
+    def call(inputs: Tensor) -> Any:
+        return functional_call(module, replaced, (inputs,), tie_weights=False)
+
     with evaluating(module), _batch_statistics(module), hooked(module, hooks):
-        return forward_to(module, x, layers, call=lambda inputs: functional_call(module, replaced, (inputs,)))
+        return forward_to(module, x, layers, call=call)
 
 
 @contextmanager

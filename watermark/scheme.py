@@ -24,7 +24,7 @@ class Observation:
     """What a suspect shows to the holder of the triggers, before any secret is used.
 
     Attributes:
-        values: named float32 tensors.
+        values: named tensors.
         noise: half-width, relative to a unit-variance score, within which a sign is numerical noise.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from deepseal.adapter import Classifier
 from deepseal.errors import InputError
-from deepseal.rng import SECRET_BYTES, Rng
 from deepseal.statistics import allowed_errors, p_value
 from deepseal.watermark.key import Key
 from deepseal.watermark.scheme import Extraction, Observation, Scheme, scheme_of
@@ -78,7 +77,6 @@ def verify(
     null_keys: int = 0,
     null_models: Sequence[Classifier] = (),
     tried: int = 1,
-    rng: Rng = Rng(0),
 ) -> Verification:
     """Decide whether a model carries the key's mark, at a stated false-positive rate.
 
@@ -86,10 +84,10 @@ def verify(
         model: the suspect.
         key: the owner's key.
         max_false_positive: greatest probability of ``owned`` for a model that is independent of the key.
-        null_keys: number of strangers' keys to read from the suspect, for the empirical null.
+        null_keys: number of strangers' keys to read from the suspect, for the empirical null; they are expanded from
+            the key's secret, so that nobody can have prepared the suspect for them.
         null_models: models known to be independent of the key, for the empirical null.
         tried: number of keys or models among which this pair was chosen; the rate is divided by it (Bonferroni).
-        rng: draws the strangers' keys; has no influence on the p-value.
 
     Raises:
         InputError: a suspect that the key cannot read, or a rate outside (0, 1).
@@ -107,7 +105,7 @@ def verify(
     errors, bits, p = _judge(extraction, key)
     usable = extraction.usable
     threshold = allowed_errors(extraction.chance[usable], rate)
-    strangers = _stranger_null(scheme, observation, key, null_keys, rate, rng) if null_keys else None
+    strangers = _stranger_null(scheme, observation, key, null_keys, rate) if null_keys else None
     others = _model_null(scheme, null_models, key, rate) if null_models else None
     warnings = _warnings(key, bits, extraction, threshold, strangers, others)
     impossible = threshold is None or (strangers is not None and strangers.owned > max(1, 10 * rate * strangers.n))
@@ -132,16 +130,12 @@ def verify(
     )
 
 
-def strangers(model: Classifier, key: Key, count: int, rng: Rng) -> NDArray[np.int64]:
+def strangers(model: Classifier, key: Key, count: int) -> NDArray[np.int64]:
     """What ``count`` strangers' keys read from a model: (count, 2) of wrong bits and readable bits."""
     scheme = scheme_of(key)
     observation = scheme.observe(model, key)
-    keys = _strangers(key, count, rng)
-    return np.asarray([_judge(scheme.decode(observation, stranger), stranger)[:2] for stranger in keys], dtype=np.int64)
-
-
-def _strangers(key: Key, count: int, rng: Rng) -> Iterator[Key]:
-    return (key.with_secret(rng.child("stranger", index).bytes(SECRET_BYTES)) for index in range(count))
+    read = [_judge(scheme.decode(observation, stranger), stranger)[:2] for stranger in key.strangers(count)]
+    return np.asarray(read, dtype=np.int64)
 
 
 def _judge(extraction: Extraction, key: Key) -> tuple[int, int, float]:
@@ -150,8 +144,8 @@ def _judge(extraction: Extraction, key: Key) -> tuple[int, int, float]:
     return errors, int(usable.sum()), p_value(errors, extraction.chance[usable])
 
 
-def _stranger_null(scheme: Scheme, seen: Observation, key: Key, count: int, rate: float, rng: Rng) -> Null:
-    return _null([(scheme.decode(seen, stranger), stranger) for stranger in _strangers(key, count, rng)], rate)
+def _stranger_null(scheme: Scheme, seen: Observation, key: Key, count: int, rate: float) -> Null:
+    return _null([(scheme.decode(seen, stranger), stranger) for stranger in key.strangers(count)], rate)
 
 
 def _model_null(scheme: Scheme, models: Sequence[Classifier], key: Key, rate: float) -> Null:

@@ -6,6 +6,7 @@ Result on stdout, progress and remarks on stderr. Exit codes are in ``deepseal.a
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import typer
@@ -33,7 +34,9 @@ def main() -> None:
     """Run the command line; every expected failure is one line on stderr."""
     debug = os.environ.get("DEEPSEAL_DEBUG") == "1"
     command = typer.main.get_command(app)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
+        _check_text(sys.argv)
         result = command.main(prog_name="deepseal", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else Exit.DONE)
     except KeyboardInterrupt:
@@ -51,14 +54,26 @@ def main() -> None:
         sys.exit(code)
 
 
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _check_text(words: list[str]) -> None:
+    for word in words:
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            raise InputError("UTF-8 text", found=ascii(word), do="rename the file or retype the word")
+
+
 def _code(error: Exception) -> int:
     if isinstance(error, VerificationError):
         return Exit.NEGATIVE
-    if isinstance(error, DeepSealError | OSError | MemoryError | RuntimeError) and not hasattr(error, "exit_code"):
+    if isinstance(error, DeepSealError | OSError | MemoryError | RuntimeError | ValueError) and not hasattr(
+        error, "exit_code"
+    ):
         return Exit.BAD_INPUT
     code = getattr(error, "exit_code", None)
     if not isinstance(code, int):
-        return Exit.UNDECIDED
+        return Exit.INTERNAL
     return (
         Exit.INTERRUPTED
         if type(error).__name__ == "Abort"
@@ -80,7 +95,7 @@ def _message(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return str(InputError("enough memory", found="none left", do="use smaller data or a larger machine"))
     found = one_line(f"{type(error).__name__}: {error}")[:300]
-    if isinstance(error, RuntimeError):
+    if isinstance(error, RuntimeError | ValueError):
         return str(
             InputError("a model that can run on the data", found=found, do="check --arch, --data and the weights")
         )

@@ -67,7 +67,7 @@ def run_(
     insecure_allow_pickle: Pickle = False,
 ) -> None:
     """Run an attack on a copy of a model with the data set's training split. It never sees the owner's key."""
-    with running("attack.run", json=json, record=record, force=force, seed=seed) as (run, _):
+    with running("attack.run", json=json, record=record, force=force, seed=seed, out=out, inputs=(model,)) as (run, _):
         from deepseal.adapter import load_data
         from deepseal.apps.workflow import load_model, run_attack
 

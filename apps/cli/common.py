@@ -61,16 +61,34 @@ class Finished:
 
 @contextmanager
 def running(
-    kind: str, *, json: bool, record: Path | None, force: bool = False, seed: int | None = None
+    kind: str,
+    *,
+    json: bool,
+    record: Path | None,
+    force: bool = False,
+    seed: int | None = None,
+    out: Path | None = None,
+    inputs: tuple[Path | None, ...] = (),
 ) -> Iterator[tuple[Run, Finished]]:
     """A run whose record is printed (``--json``: as JSON, else as text) and written to ``--record`` in the end.
 
-    A failed or interrupted run writes its record too, and prints nothing on stdout.
+    A failed or interrupted run writes its record too, and prints nothing on stdout. Neither the record nor ``out`` may
+    be one of the ``inputs``, or the other, also with ``--force``.
+
+    Raises:
+        InputError: two of the files are the same, or the record cannot be written.
     """
     from deepseal.files import check_writable
     from deepseal.record import Run
 
+    taken = {path.resolve(): str(path) for path in inputs if path is not None}
+    for path in (out, record):
+        if path is not None and path.resolve() in taken:
+            raise InputError("different files", found=f"{path} twice", do="choose another name for one of them")
+        if path is not None:
+            taken[path.resolve()] = str(path)
     if record is not None:
+        force = force or _is_failed(record)
         check_writable(record, force=force)
     run, finished = Run(kind, seed=seed), Finished()
     try:
@@ -86,6 +104,16 @@ def running(
     show(final, json=json)
     if finished.code:
         raise typer.Exit(finished.code)
+
+
+def _is_failed(path: Path) -> bool:
+    """Whether a record of a run that failed is in the way of its own repetition."""
+    from deepseal.record import read_record
+
+    try:
+        return read_record(path).status != "ok"
+    except InputError:
+        return False
 
 
 def show(record: Record, *, json: bool) -> None:
@@ -138,19 +166,22 @@ def passphrase(file: Path | None, *, new: bool = False, prompt: bool = True) -> 
         from deepseal.files import read_bytes
 
         try:
-            lines = read_bytes(file, "a passphrase file").decode().splitlines()
+            text = read_bytes(file, "a passphrase file").decode()
         except UnicodeDecodeError as error:
             raise InputError("a passphrase as UTF-8 text", found="other bytes", do="write it as text") from error
-        if not lines or not lines[0]:
-            raise InputError(f"a passphrase in the first line of {file}", found="an empty line", do="write one")
-        return lines[0]
+        return _sound(text.partition("\n")[0].removesuffix("\r"), f"the first line of {file}")
     if PASSPHRASE in os.environ:
-        if not os.environ[PASSPHRASE]:
-            raise InputError(f"a passphrase in {PASSPHRASE}", found="an empty one", do="set it, or unset the variable")
-        return os.environ[PASSPHRASE]
+        return _sound(os.environ[PASSPHRASE], PASSPHRASE)
     if not prompt or not sys.stdin.isatty():
         return None
-    answer = getpass.getpass("passphrase of the key: ")
+    answer = _sound(getpass.getpass("passphrase of the key: "), "the answer")
     if new and getpass.getpass("again: ") != answer:
         raise InputError("the same passphrase twice", found="two different ones", do="try again")
-    return answer or None
+    return answer
+
+
+def _sound(secret: str, where: str) -> str:
+    if not secret or not secret.isprintable():
+        found = "an empty one" if not secret else "line breaks or control characters"
+        raise InputError(f"a passphrase of printable characters in {where}", found=found, do="choose another")
+    return secret

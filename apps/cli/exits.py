@@ -12,6 +12,7 @@ class Exit(IntEnum):
     NEGATIVE = 1  # a negative verdict (not owned), or a mark that does not read back from the saved file
     BAD_INPUT = 2  # usage or bad input; stdout is empty
     UNDECIDED = 3  # could not decide (inconclusive)
+    INTERNAL = 4  # a fault of DeepSeal's own
     INTERRUPTED = 130
 
 

@@ -38,7 +38,7 @@ def train(
     record: RecordFile = None,
 ) -> None:
     """Train a model. Parameters (-p): optimizer, learning_rate, batch_size, momentum, weight_decay, schedule."""
-    with running("model.train", json=json, record=record, force=force, seed=seed) as (run, _):
+    with running("model.train", json=json, record=record, force=force, seed=seed, out=out) as (run, _):
         from deepseal.adapter import Recipe, load_data
         from deepseal.apps.workflow import train_model
 
@@ -58,7 +58,7 @@ def evaluate(
     insecure_allow_pickle: Pickle = False,
 ) -> None:
     """Accuracy on the test split, with its 95 % interval."""
-    with running("model.evaluate", json=json, record=record, force=force) as (run, _):
+    with running("model.evaluate", json=json, record=record, force=force, inputs=(model,)) as (run, _):
         from deepseal.adapter import load_data
         from deepseal.apps.workflow import evaluate_model, load_model
 
@@ -79,7 +79,7 @@ def inspect(
     insecure_allow_pickle: Pickle = False,
 ) -> None:
     """What a weights file holds: architecture, input, layers, training."""
-    with running("model.inspect", json=json, record=record, force=force) as (run, _):
+    with running("model.inspect", json=json, record=record, force=force, inputs=(model,)) as (run, _):
         from deepseal.adapter import load_data
         from deepseal.adapter.capture import execution_order
         from deepseal.apps.workflow import load_model

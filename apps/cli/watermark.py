@@ -57,7 +57,9 @@ def keygen(
     insecure_allow_pickle: Pickle = False,
 ) -> None:
     """Draw the owner's key. Its secret comes from the operating system; the file is readable by its owner only."""
-    with running("watermark.keygen", json=json, record=record, force=force, seed=seed) as (run, _):
+    with running(
+        "watermark.keygen", json=json, record=record, force=force, seed=seed, out=out, inputs=(model, passphrase_file)
+    ) as (run, _):
         from deepseal.adapter import load_data
         from deepseal.apps.workflow import load_model, make_key
 
@@ -99,7 +101,15 @@ def embed(
     insecure_allow_pickle: Pickle = False,
 ) -> None:
     """Embed the key's mark into a copy, and read it back from the saved file in a fresh process."""
-    with running("watermark.embed", json=json, record=record, force=force, seed=seed) as (run, _):
+    with running(
+        "watermark.embed",
+        json=json,
+        record=record,
+        force=force,
+        seed=seed,
+        out=out,
+        inputs=(model, key, passphrase_file),
+    ) as (run, _):
         from deepseal.adapter import load_data
         from deepseal.apps.workflow import embed_mark, load_model
 
@@ -121,13 +131,15 @@ def embed(
             trust=["--arch", arch] if arch else [],
             report=progress,
         )
+        for warning in run.results["warnings"] if json else ():
+            remark(warning)
 
 
 @app.command()
 def verify(
     model: ModelFile,
     key: KeyFile,
-    max_false_positive: Rate = 1e-6,
+    max_false_positive: Rate = 1e-9,
     null_keys: Annotated[int, typer.Option("--null-keys", help="Random keys for the empirical null.", min=0)] = 200,
     tried: Annotated[
         int, typer.Option("--tried", help="Keys or models among which this pair was chosen; divides the rate.", min=1)
@@ -140,7 +152,7 @@ def verify(
     insecure_allow_pickle: Pickle = False,
 ) -> None:
     """Decide whether a model carries the key's mark. Exit code: 0 owned, 1 not owned, 3 inconclusive."""
-    with running("watermark.verify", json=json, record=record, force=force) as (run, finished):
+    with running("watermark.verify", json=json, record=record, force=force, inputs=(model, key)) as (run, finished):
         from deepseal.apps.workflow import load_model, verify_mark
 
         opened, _ = _open(key, passphrase_file)
@@ -168,7 +180,7 @@ def inspect(
     insecure_allow_pickle: Pickle = False,
 ) -> None:
     """Capacity of each layer before embedding (--model), or the public part of a key (--key)."""
-    with running("watermark.inspect", json=json, record=record, force=force) as (run, _):
+    with running("watermark.inspect", json=json, record=record, force=force, inputs=(model, key)) as (run, _):
         if (model is None) == (key is None):
             raise InputError("either --model or --key", found="both" if model else "neither", do="give one of them")
         if key is not None:

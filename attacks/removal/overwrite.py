@@ -1,7 +1,7 @@
 """Overwriting: the thief marks the model again, with the same public scheme and a key of the thief's own.
 
-Source: Rouhani et al. (DeepSigns, 2019), section 6.3. The thief is given the best of cards: the owner's scheme, recipe,
-layers and carrier classes; only the secret differs.
+Source: Rouhani et al. (DeepSigns, 2019), section 6.3. The thief is given good cards: the owner's scheme, recipe and,
+unless ``options`` say otherwise, the default layers and carrier classes; only the secret differs.
 """
 
 from __future__ import annotations

@@ -36,7 +36,12 @@ class Prune(Parameters):
         """Zero weights of a copy. The thief's data are not needed."""
         result = model.copy()
         layers = {name: layer for name, layer in result.module.named_modules() if isinstance(layer, PARAMETRIC)}
-        weights = {name: layer.weight for name, layer in layers.items()}
+        computed = [name for name, layer in layers.items() if "weight" not in layer._parameters]
+        if computed:
+            do = "remove the parametrizations first"
+            raise InputError("layers whose weight is a parameter of theirs", found=f"others: {computed}", do=do)
+        distinct = {id(layer.weight): name for name, layer in reversed(layers.items())}  # tied weights count once
+        weights = {name: layers[name].weight for name in layers if distinct[id(layers[name].weight)] == name}
         if not weights:
             raise InputError("linear or convolutional layers to prune", found="none", do="use another attack")
         scores = {name: self._scores(name, weight, rng) for name, weight in weights.items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class DeepSealError(Exception):
@@ -48,6 +49,22 @@ class TrainingError(DeepSealError):
 
 class VerificationError(DeepSealError):
     """An embedded mark could not be read back from the file that was written."""
+
+
+@contextmanager
+def understood(what: str, do: str) -> Iterator[None]:
+    """Whatever a user's file or code raises inside becomes an ``InputError``.
+
+    Args:
+        what: what was expected, such as "a weights file at x".
+        do: the next step for the user.
+    """
+    try:
+        yield
+    except DeepSealError:
+        raise
+    except Exception as error:
+        raise InputError(what, found=f"{type(error).__name__}: {error}"[:200], do=do) from error
 
 
 def one_line(text: str) -> str:

@@ -34,6 +34,10 @@ def check_writable(path: Path, *, force: bool = False) -> None:
     try:
         if path.is_dir():
             raise InputError("a file name to write to", found=f"the folder {path}", do="add a file name")
+        if path.exists() and not path.is_file():
+            raise InputError(
+                "a regular file to write to", found=f"{path}, a device or a pipe", do="choose another name"
+            )
         if path.exists() and not force:
             raise InputError(f"no file at {path}", found="one that exists", do="choose another name or add --force")
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
@@ -74,7 +78,7 @@ def pending(path: Path, *, force: bool = False, mode: int | None = None) -> Iter
         if force:
             temporary.replace(path)
         else:
-            os.link(temporary, path)
+            _publish(temporary, path)
     except FileExistsError as error:
         raise InputError(
             f"no file at {path}", found="one that exists", do="choose another name or add --force"
@@ -101,6 +105,17 @@ def read_bytes(path: Path, what: str, *, limit: int | None = None) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{what} at {path}", found=_reason(error), do="check the name and its permissions") from error
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Give the temporary file its name unless somebody else has taken it meanwhile."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: reserve the name, then replace what reserves it
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        temporary.replace(path)
 
 
 def _umask() -> int:

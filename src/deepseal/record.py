@@ -66,7 +66,7 @@ def read_record(path: Path) -> Record:
     try:
         content = json.loads(data)
         schema = content["schema"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"a DeepSeal record (JSON) in {path}", found="something else", do="pass a file made by --record"
         ) from error

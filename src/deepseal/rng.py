@@ -62,7 +62,10 @@ class Rng:
 
     def child(self, *labels: str | int) -> Rng:
         """The node for a named part of the work."""
-        return Rng(self.seed, (*self.path, *(str(label) for label in labels)))
+        path = (*self.path, *(str(label) for label in labels))
+        if any("\x1f" in label for label in path):
+            raise ValueError("a label may not contain the separator U+001F")
+        return Rng(self.seed, path)
 
     def bytes(self, length: int) -> bytes:
         """Pseudo-random bytes of this node."""

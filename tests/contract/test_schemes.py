@@ -55,7 +55,7 @@ class TestEveryScheme:
         assert np.array_equal(right[read.usable], (read.margin > 0)[read.usable])
 
     def test_strangers_read_coins(self, name, base, digits):
-        errors = strangers(base, self.make(name, base, digits), 200, Rng(3))
+        errors = strangers(base, self.make(name, base, digits), 200)
         assert errors.shape == (200, 2)
         assert abs(errors[:, 0].mean() - 128) < 4 * 8 / np.sqrt(200)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split, initialise, train
-from deepseal.errors import InputError, UnknownNameError
+from deepseal.errors import InputError
 from deepseal.rng import Rng, expand_bits
 from deepseal.watermark import DeepSigns, Key, embed, extract, load_key, save_key, verify
 from deepseal.watermark.cells import cells_of, deal, hidden_layers
@@ -22,11 +22,12 @@ from deepseal.watermark.cost import embedding_cost
 from deepseal.watermark.key import text_bits
 from deepseal.watermark.keyfile import MAGIC, is_encrypted
 from deepseal.watermark.robust import weathered_features
+from deepseal.watermark.scheme import scheme_of
 
 
 class TestKey:
     def test_message_is_text_xor_mask(self, key):
-        unmasked = key.message() ^ expand_bits(key.secret, "mask", key.bits)
+        unmasked = key.message() ^ expand_bits(key.secret, f"mask/{key.binding}", key.bits)
         assert np.packbits(unmasked).tobytes().rstrip(b"\0") == b"Example Ltd"
         assert key.read_text(key.message()) == "Example Ltd"
 
@@ -35,6 +36,26 @@ class TestKey:
     def test_any_text_fits(self, text, bits):
         assert len(text_bits(text, bits)) == bits
         assert np.array_equal(text_bits(text, bits), text_bits(text, bits))
+
+    def test_mask_is_bound_to_everything_in_the_key(self, key):
+        """Whoever reads a model first cannot then choose a text, a place or triggers that make the bits right."""
+        mask = key.message() ^ text_bits(key.owner, key.bits)
+        for change in (
+            {"owner": "Another Ltd"},
+            {"public": {**key.public, "carriers": [1, 0, *range(2, 10)]}},
+            {"tensors": {**key.tensors, "trigger_x": key.tensors["trigger_x"] + 1}},
+            {"params": {**key.params, "margin": 9.0}},
+            {"secret": bytes(32)},
+        ):
+            other = dataclasses.replace(key, **change)
+            changed = (other.message() ^ text_bits(other.owner, other.bits)) != mask
+            assert 80 < changed.sum() < 176, change
+
+    def test_strangers_are_unknown_without_the_secret(self, key):
+        secrets = {stranger.secret for stranger in key.strangers(20)}
+        assert len(secrets) == 20
+        assert key.secret not in secrets
+        assert not secrets & {stranger.secret for stranger in key.with_secret(bytes(32)).strangers(20)}
 
     def test_garbled_text_is_none(self, key):
         assert key.read_text(1 - key.message()) is None
@@ -147,8 +168,9 @@ class TestDeepSigns:
     def test_projection_is_the_secret_not_the_triggers(self, marked, key, digits):
         """Other images of the same classes read the mark too; another secret on the same triggers reads coins."""
         x, y = digits.test.x, digits.test.y
-        public = dataclasses.replace(key, tensors={"trigger_x": x, "trigger_y": y})
-        assert verify(marked, public).bit_errors <= 30
+        scheme = scheme_of(key)
+        seen = scheme.observe(marked, dataclasses.replace(key, tensors={"trigger_x": x, "trigger_y": y}))
+        assert (scheme.decode(seen, key).bits != key.message()).sum() <= 30
         assert verify(marked, key.with_secret(bytes(32))).verdict == "not-owned"
 
     def test_paper_recipe(self, base, digits):
@@ -220,7 +242,7 @@ class TestDeepSigns:
         with pytest.raises(InputError, match="features in layer"):
             verify(other, key)
         nameless = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), digits.spec)
-        with pytest.raises(UnknownNameError, match="layer"):
+        with pytest.raises(InputError, match="with the key's layers"):
             verify(nameless, key)
         foreign = initialise("deepseal.adapter.zoo:mlp", InputSpec(shape=(1, 9, 9), num_classes=10), Rng(0))
         with pytest.raises(InputError, match="shape"):
