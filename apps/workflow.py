@@ -141,7 +141,7 @@ def embed_mark(
     run.fingerprints.update(model=model.fingerprint(), key=key.fingerprint(), marked=marked.fingerprint())
     gained = 100.0 * (after.value - before.value)
     warnings = []
-    if gained > 5.0:
+    if gained > 2.0:
         warnings.append(
             f"embedding made the model better by {gained:.1f} points: did it fit these data before? If it expects "
             "normalised inputs, state them, for instance --data 'data.npz?mean=0.5&std=0.25'"

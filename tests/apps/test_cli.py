@@ -306,7 +306,8 @@ class TestBadInput:
             ("watermark nonsense", ["nonsense"]),
             ("attack run prun --model base.safetensors --data digits --out x.safetensors", ["'prune'"]),
             ("attack run prune -p sparsity=2 --model base.safetensors --data digits --out x.safetensors", ["sparsity"]),
-            ("attack run prune --model base.safetensors --data digits --out base.safetensors", ["--force"]),
+            ("attack run prune --model base.safetensors --data digits --out base.safetensors", ["different files"]),
+            ("attack run prune --model base.safetensors --data digits --out marked.safetensors", ["--force"]),
             ("attack run fine-tune -p mode=all --model base.safetensors --data digits --out x.safetensors", ["'ftal'"]),
             (
                 "attack run overwrite -p scheme=plain --model base.safetensors --data digits --out x.safetensors",
@@ -320,7 +321,9 @@ class TestBadInput:
                 "model train --arch deepseal.adapter.zoo:mlp --data digits -p learning_rate=nan --out x.safetensors",
                 ["range"],
             ),
-            ("model evaluate --model base.safetensors --data digits --record base.safetensors", ["--force"]),
+            ("model evaluate --model base.safetensors --data digits --record base.safetensors", ["different files"]),
+            ("model evaluate --model base.safetensors --data digits --record owner.key", ["--force"]),
+            ("attack run none --model base.safetensors --data digits --out x --record x --force", ["different files"]),
             ("report show owner.key", ["record"]),
             ("report html absent.json --out r.html", ["no such file"]),
             ("report html --out r.html", ["'records'", "deepseal report html --help"]),
@@ -500,6 +503,46 @@ def test_demo(tmp_path):
     again = deepseal("demo", "--out", "show", cwd=tmp_path)
     assert again.returncode == 2
     assert "--force" in again.stderr
+
+
+def test_the_fresh_process_runs_nothing_from_the_working_folder(tmp_path):
+    from deepseal.apps.workflow import _CHILD
+
+    for name in ("typer", "torch", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('code from the working folder was run')")
+    command = [sys.executable, "-c", _CHILD, "attack", "list"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_normalised_networks_on_the_command_line(tmp_path, capsys, monkeypatch):
+    """``mean`` and ``std`` behind the data's name; without them a network that expects them is warned about."""
+    (tmp_path / "normal.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(),"
+        " nn.Linear(256, 10))\n"
+    )
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    np.savez(tmp_path / "d.npz", x=(bunch.images[:, None] / 16.0).astype(np.float32), y=bunch.target)
+
+    def ok(line):
+        code, out, err = run(capsys, monkeypatch, tmp_path, *line.split())
+        assert code == 0, err
+        return json.loads(out)["results"] if "--json" in line else err
+
+    given = "--arch normal:net --data d.npz?mean=0.5&std=0.02"
+    trained = ok(f"model train {given} --epochs 10 --out n.safetensors --json")
+    bare = safetensors.torch.load_file(tmp_path / "n.safetensors")
+    safetensors.torch.save_file(bare, tmp_path / "bare.safetensors")
+    assert ok(f"model evaluate --model bare.safetensors {given} --json")["accuracy"] == trained["accuracy"] > 0.9
+    raw = "--arch normal:net --data d.npz"
+    assert ok(f"model evaluate --model bare.safetensors {raw} --json")["accuracy"] < trained["accuracy"] - 0.05
+    ok(f"watermark keygen --model bare.safetensors {raw} --owner me --out raw.key")
+    embedded = ok(f"watermark embed --model bare.safetensors {raw} --key raw.key --out raw.safetensors --json")
+    assert "mean=" in embedded["warnings"][0]
 
 
 def test_saved_key_stays_private_when_replaced(folder, key):
