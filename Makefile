@@ -24,7 +24,7 @@ help: ## Show this list
 env: $(STAMP) ## Create the environment and install DeepSeal into it, ready for development
 
 demo: $(STAMP) ## Run the whole story on real data and write a report
-	@"$(BIN)/deepseal" demo --out deepseal-demo --force $(ARGS)
+	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/deepseal" demo --out deepseal-demo --force $(ARGS)
 
 test: $(STAMP) ## Run the Python tests (ARGS='-m "not slow"' for the quick ones)
 	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/python" -m pytest $(ARGS)
