@@ -24,6 +24,7 @@ from deepseal.files import read_bytes
 from deepseal.rng import Rng
 
 HELD_OUT = 10_000
+_OPTIONS = ("bounds", "classes", "mean", "mode", "size", "std")
 _SPLIT_SEED = Rng(20180326)
 
 
@@ -104,8 +105,11 @@ def load_data(source: str) -> Dataset:
         InputError: nothing usable there.
     """
     with understood(f"usable data in {source}", "check the file, or the options behind the question mark"):
+        options = split_target(source)[1] if ":" not in source else {}  # a factory has options of its own
+        for name in options:
+            if name not in _OPTIONS:
+                raise UnknownNameError("option of a data set", name, _OPTIONS)
         loaded = _load(source)
-        options = split_target(source)[1] if ":" not in source else {}
         mean, std = (_numbers(options[name]) if name in options else None for name in ("mean", "std"))
         if mean is None and std is None:
             return loaded

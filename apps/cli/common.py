@@ -95,8 +95,11 @@ def running(
         yield run, finished
     except (Exception, KeyboardInterrupt) as error:
         if record is not None:
-            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            run.record(status, error=str(error) or type(error).__name__).write(record, force=force)  # type: ignore[arg-type]
+            stopped = run.record(
+                "interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
+                error=str(error) or type(error).__name__,
+            )
+            stopped.write(record, force=force)
         raise
     final = run.record()
     if record is not None:

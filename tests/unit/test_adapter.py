@@ -260,6 +260,13 @@ class TestData:
         with pytest.raises(InputError, match=message):
             load_data(save_npz(tmp_path / "bad.npz", **arrays))
 
+    def test_a_misspelt_option_is_not_ignored(self, tmp_path):
+        source = save_npz(tmp_path / "a.npz", **sound_arrays())
+        assert load_data(f"{source}?mean=0.5&std=0.25").spec.std == (0.25,)
+        for wrong in (f"{source}?meen=0.5", "digits?maen=0.5"):
+            with pytest.raises(UnknownNameError, match="'mean'"):
+                load_data(wrong)
+
     def test_labels_out_of_range(self, tmp_path):
         with pytest.raises(InputError, match="labels 0 … 1"):
             load_data(save_npz(tmp_path / "a.npz", **sound_arrays()) + "?classes=2")
