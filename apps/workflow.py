@@ -21,7 +21,7 @@ from deepseal.files import check_writable, pending
 from deepseal.record import Run
 from deepseal.rng import Rng
 from deepseal.statistics import Rate
-from deepseal.watermark import SCHEMES, Key, embed, save_key, verify
+from deepseal.watermark import SCHEMES, Key, embedding_rounds, save_key, verify
 from deepseal.watermark.cost import embedding_cost
 
 Reporter = Callable[[str], AbstractContextManager[Progress | None]]
@@ -131,10 +131,11 @@ def embed_mark(
     check_writable(out, force=force)
     rng = Rng(seed).child("embed")
     before = model.accuracy(dataset.test)
-    cost = embedding_cost(model, dataset.train, key, rng=rng.child("cost"))
+    one_round = embedding_cost(model, dataset.train, key, rng=rng.child("cost"))
     clock = time.perf_counter()
     with report("embedding") as progress:
-        marked = embed(model, dataset.train, key, rng=rng, progress=progress)
+        rounds = list(embedding_rounds(model, dataset.train, key, rng=rng, progress=progress))
+    marked = rounds[-1]
     seconds = time.perf_counter() - clock
     after = marked.accuracy(dataset.test)
     run.params.update(data=dataset.name, scheme=key.scheme, max_false_positive=max_false_positive)
@@ -156,7 +157,7 @@ def embed_mark(
         accuracy_change_points=gained,
         test_samples=after.n,
         warnings=warnings,
-        cost={"embedding_seconds": seconds, **cost.as_dict()},
+        cost={"embedding_seconds": seconds, "rounds": len(rounds), **one_round.times(len(rounds)).as_dict()},
         verified_from_file=True,
         file=str(out),
     )

@@ -26,7 +26,7 @@ from deepseal.errors import InputError  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
 from deepseal.rng import Rng  # noqa: E402
 from deepseal.statistics import allowed_errors, rate  # noqa: E402
-from deepseal.watermark import DeepSigns, Key, embed, load_key, save_key, verify  # noqa: E402
+from deepseal.watermark import DeepSigns, Key, embedding_rounds, load_key, save_key, verify  # noqa: E402
 from deepseal.watermark.cost import embedding_cost  # noqa: E402
 from deepseal.watermark.verify import strangers  # noqa: E402
 
@@ -70,12 +70,16 @@ class Bench:
     def marked(self, scheme: DeepSigns) -> Classifier:
         key = self.key(scheme)
         name = f"{self.name}-{scheme.recipe}-{key.fingerprint()[:12]}"
-        return self._cached(name, lambda: embed(self.base(), self.data.train, key, rng=self.rng.child("embed")))
+        return self._cached(name, lambda: self._mark(key))
 
     def attacked(self, model: Classifier, name: str, **params: Any) -> tuple[Classifier, dict[str, Any]]:
         attack = REMOVAL.build(name, params)
         removed = attack.remove(model, self.data.train, rng=self.rng.child("attack", name, str(sorted(params.items()))))
         return removed.model, dict(removed.evidence)
+
+    def _mark(self, key: Key) -> Classifier:
+        rounds = list(embedding_rounds(self.base(), self.data.train, key, rng=self.rng.child("embed")))
+        return rounds[-1].copy(metadata={"rounds": len(rounds)})
 
     def _train(self) -> Classifier:
         start = initialise(self.arch, self.data.spec, self.rng.child("weights"))
@@ -148,7 +152,8 @@ def attack_cell(bench: Bench, run: Run, scheme: DeepSigns, steps: list[tuple[str
 def cost_cell(bench: Bench, run: Run, scheme: DeepSigns) -> None:
     """Updates of both kinds, timed in turn."""
     cost = embedding_cost(bench.base(), bench.data.train, bench.key(scheme), rng=bench.rng.child("cost"), pairs=60)
-    run.results.update(cost.as_dict())
+    rounds = int(bench.marked(scheme).metadata["rounds"])
+    run.results.update(cost.times(rounds).as_dict(), rounds=rounds)
 
 
 def keys_cell(bench: Bench, run: Run, scheme: DeepSigns) -> None:
@@ -196,7 +201,7 @@ def models_cell(bench: Bench, run: Run, scheme: DeepSigns) -> None:
 
 def cells(bench: Bench) -> Iterator[tuple[str, DeepSigns, Callable[[Run], None]]]:
     robust = DeepSigns(bits=BITS)
-    paper = DeepSigns(bits=BITS, recipe="paper")
+    paper = DeepSigns(bits=BITS, recipe="paper", rounds=1)
     yield "cost", robust, lambda run: cost_cell(bench, run, robust)
     for name, steps in ATTACKS.items():
         yield name, robust, lambda run, steps=steps: attack_cell(bench, run, robust, steps)

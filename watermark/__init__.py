@@ -3,7 +3,7 @@
 from deepseal.watermark.deepsigns import DeepSigns
 from deepseal.watermark.key import Key
 from deepseal.watermark.keyfile import load_key, save_key
-from deepseal.watermark.scheme import SCHEMES, Extraction, Scheme, embed, extract
+from deepseal.watermark.scheme import SCHEMES, Extraction, Scheme, embed, embedding_rounds, extract
 from deepseal.watermark.verify import Verification, verify
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Scheme",
     "Verification",
     "embed",
+    "embedding_rounds",
     "extract",
     "load_key",
     "save_key",

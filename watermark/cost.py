@@ -30,6 +30,10 @@ class Cost:
             return None
         return self.updates * self.seconds_per_update / (self.owner_updates * self.seconds_per_training_update)
 
+    def times(self, rounds: int) -> Cost:
+        """The cost of so many rounds."""
+        return dataclasses.replace(self, updates=rounds * self.updates)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {**dataclasses.asdict(self), "share_of_training": self.share_of_training}

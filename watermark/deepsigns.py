@@ -67,6 +67,7 @@ class DeepSigns(Parameters):
     drift: float = parameter(0.5, "weight noise it is read through (robust)", minimum=0.0, maximum=10.0)
     steps: int = parameter(320, "updates (robust)", minimum=1, maximum=1_000_000)
     learning_rate: float = parameter(1e-3, "step size of Adam", minimum=1e-9, maximum=10.0)
+    rounds: int = parameter(3, "most rounds of embedding, while a bit reads wrong", minimum=1, maximum=100)
     batch: int = parameter(4, "inputs a carrier and update (robust)", minimum=1, maximum=1024)
 
     def keygen(self, model: Classifier, data: Split, *, owner: str, rng: Rng | None = None) -> Key:
@@ -119,20 +120,22 @@ class DeepSigns(Parameters):
             reproducible=rng is not None,
         )
 
-    def embedding(self, model: Classifier, data: Split, key: Key, *, rng: Rng) -> Training:
-        """The fine-tuning that embeds the key's message into a copy of ``model``.
+    def embedding(
+        self, model: Classifier, data: Split, key: Key, *, rng: Rng, start: Classifier | None = None
+    ) -> Training:
+        """The fine-tuning that embeds the key's message into a copy of ``model``, or goes on with ``start``.
 
         Raises:
             InputError: a key made for another input, or data that do not fit the model.
         """
         _check_same_input(model, key)
         if self.recipe == "paper":
-            loss = PaperLoss(model, data, key, self)
+            loss = PaperLoss(start or model, data, key, self)
             recipe = Recipe(epochs=self.epochs, learning_rate=self.learning_rate)
             extra = [(loss.means, 10 * self.learning_rate)]
-            return Training(model, data, recipe=recipe, rng=rng, loss=loss, extra=extra)
+            return Training(start or model, data, recipe=recipe, rng=rng, loss=loss, extra=extra)
         recipe = Recipe(steps=self.steps, learning_rate=self.learning_rate, schedule="cosine")
-        return Training(model, data, recipe=recipe, rng=rng, loss=RobustLoss(model, data, key, self))
+        return Training(start or model, data, recipe=recipe, rng=rng, loss=RobustLoss(model, data, key, self))
 
     def observe(self, model: Classifier, key: Key) -> Observation:
         """Mean activation of each carrier's triggers in each layer: (carriers, features) a layer.

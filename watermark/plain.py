@@ -22,6 +22,7 @@ class Plain(Parameters):
 
     name: ClassVar[str] = "plain"
     access: ClassVar[Access] = "black-box"
+    rounds: ClassVar[int] = 1
 
     bits: int = parameter(256, "length of the message", minimum=1, maximum=100_000)
 
@@ -40,7 +41,9 @@ class Plain(Parameters):
             reproducible=rng is not None,
         )
 
-    def embedding(self, model: Classifier, data: Split, key: Key, *, rng: Rng) -> Training:
+    def embedding(
+        self, model: Classifier, data: Split, key: Key, *, rng: Rng, start: Classifier | None = None
+    ) -> Training:
         """No update at all."""
         return Training(model, data, recipe=Recipe(steps=0), rng=rng)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -55,6 +55,11 @@ class Scheme(Protocol):
     name: ClassVar[str]
     access: ClassVar[Access]
 
+    @property
+    def rounds(self) -> int:
+        """Most rounds of embedding; another one follows while a bit reads wrong."""
+        ...
+
     def as_dict(self) -> dict[str, Any]:
         """The parameters as plain values."""
         ...
@@ -63,8 +68,13 @@ class Scheme(Protocol):
         """A key for this model. Without ``rng`` its secret comes from the operating system."""
         ...
 
-    def embedding(self, model: Classifier, data: Split, key: Key, *, rng: Rng) -> Training:
-        """The training that puts the mark into a copy of the model, ready to run."""
+    def embedding(
+        self, model: Classifier, data: Split, key: Key, *, rng: Rng, start: Classifier | None = None
+    ) -> Training:
+        """The training that puts the mark into a copy of the model, ready to run.
+
+        ``start`` is a copy that an earlier round has marked already, where this one goes on.
+        """
         ...
 
     def observe(self, model: Classifier, key: Key) -> Observation:
@@ -97,13 +107,33 @@ def scheme_of(key: Key) -> Scheme:
 
 
 def embed(model: Classifier, data: Split, key: Key, *, rng: Rng, progress: Progress | None = None) -> Classifier:
-    """A marked copy of the model.
+    """A marked copy of the model, after as many rounds as ``embedding_rounds`` needs.
 
     Raises:
         InputError: data or key that do not fit the model.
         TrainingError: the embedding diverged.
     """
-    return scheme_of(key).embedding(model, data, key, rng=rng).run(progress)
+    *_, marked = embedding_rounds(model, data, key, rng=rng, progress=progress)
+    return marked
+
+
+def embedding_rounds(
+    model: Classifier, data: Split, key: Key, *, rng: Rng, progress: Progress | None = None
+) -> Iterator[Classifier]:
+    """The copy as each round of embedding leaves it, until every bit reads right or the scheme's rounds are spent.
+
+    Raises:
+        InputError: data or key that do not fit the model.
+        TrainingError: the embedding diverged.
+    """
+    scheme, marked = scheme_of(key), None
+    for index in range(scheme.rounds):
+        own = rng.child("round", index) if index else rng
+        marked = scheme.embedding(model, data, key, rng=own, start=marked).run(progress)
+        yield marked
+        read = scheme.decode(scheme.observe(marked, key), key)
+        if bool(np.all(read.usable & (read.bits == key.message()))):
+            return
 
 
 def extract(model: Classifier, key: Key) -> Extraction:

@@ -16,7 +16,7 @@ from torch import nn
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split, initialise, train
 from deepseal.errors import InputError
 from deepseal.rng import Rng, expand_bits
-from deepseal.watermark import DeepSigns, Key, embed, extract, load_key, save_key, verify
+from deepseal.watermark import DeepSigns, Key, embed, embedding_rounds, extract, load_key, save_key, verify
 from deepseal.watermark.cells import cells_of, deal, hidden_layers
 from deepseal.watermark.cost import embedding_cost
 from deepseal.watermark.key import text_bits
@@ -161,9 +161,19 @@ class TestDeepSigns:
         assert marked.accuracy(digits.test).value >= base.accuracy(digits.test).value - 0.01
 
     def test_embedding_is_repeatable(self, base, key, digits):
-        quick = dataclasses.replace(key, params={**key.params, "steps": 5})
+        quick = dataclasses.replace(key, params={**key.params, "steps": 5, "rounds": 1})
         first, second = (embed(base, digits.train, quick, rng=Rng(4)).fingerprint() for _ in range(2))
         assert first == second
+
+    def test_further_rounds_follow_while_a_bit_reads_wrong(self, base, key, digits):
+        quick = dataclasses.replace(key, params={**key.params, "steps": 40, "rounds": 20})
+        copies = list(embedding_rounds(base, digits.train, quick, rng=Rng(4)))
+        errors = [verify(copy, quick).bit_errors for copy in copies]
+        assert 1 < len(errors) < 20
+        assert errors[-1] == 0
+        assert min(errors[:-1]) > 0
+        once = dataclasses.replace(quick, params={**quick.params, "rounds": 1})
+        assert len(list(embedding_rounds(base, digits.train, once, rng=Rng(4)))) == 1
 
     def test_projection_is_the_secret_not_the_triggers(self, marked, key, digits):
         """Other images of the same classes read the mark too; another secret on the same triggers reads coins."""
@@ -263,6 +273,7 @@ class TestDeepSigns:
         assert cost.updates == key.params["steps"]
         assert cost.owner_updates == base.metadata["training"]["updates"]
         assert cost.share_of_training > 0
+        assert cost.times(3).share_of_training == pytest.approx(3 * cost.share_of_training)
         unknown = embedding_cost(Classifier(base.module, base.spec), digits.train, key, rng=Rng(0), pairs=1)
         assert unknown.share_of_training is None
 
