@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from deepseal.apps.cli import attack, model, report, top, watermark
+from deepseal.apps.cli import attack, model, private, report, top, watermark
 from deepseal.apps.cli.exits import Exit
 from deepseal.errors import DeepSealError, InputError, VerificationError, one_line
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.add_typer(model.app, name="model")
 app.add_typer(watermark.app, name="watermark")
 app.add_typer(attack.app, name="attack")
+app.add_typer(private.app, name="private")
 app.add_typer(report.app, name="report")
 top.register(app)
 

@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 
 #include "deepseal/cpu.hpp"
+#include "engine.hpp"
 
 namespace py = pybind11;
 
@@ -18,4 +19,5 @@ PYBIND11_MODULE(_native, m) {
       "The instruction sets that the native engine can use on this machine, by name.");
   m.def("architecture", &deepseal::architecture, "The processor family that this module was compiled for.");
   m.def("compiler", &deepseal::compiler, "The C++ compiler that built this module, with its version.");
+  deepseal::bind_engine(m);
 }

@@ -51,6 +51,14 @@ class VerificationError(DeepSealError):
     """An embedded mark could not be read back from the file that was written."""
 
 
+class TransportError(InputError):
+    """The connection to the other party could not be made, stalled or ended early."""
+
+
+class ProtocolError(TransportError):
+    """The other party sent what the protocol does not allow at this point, or refused to go on."""
+
+
 @contextmanager
 def understood(what: str, do: str) -> Iterator[None]:
     """Whatever a user's file or code raises inside becomes an ``InputError``.

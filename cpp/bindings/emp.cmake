@@ -1,0 +1,58 @@
+# deepseal._emp on an installed EMP toolkit (emp-tool, emp-ot, emp-sh2pc), found by CMAKE_PREFIX_PATH or *_DIR.
+foreach(package emp-tool emp-ot emp-sh2pc)
+  find_package(${package} CONFIG QUIET)
+  if(NOT ${package}_FOUND)
+    message(FATAL_ERROR
+      "expected an installed ${package} as DEEPSEAL_EMP is ON; found none; install the EMP toolkit and set "
+      "CMAKE_PREFIX_PATH to its prefix, or leave DEEPSEAL_EMP off: DeepSeal has its own engine")
+  endif()
+endforeach()
+
+# The digest of all headers, as `sha256sum` prints it: it names the EMP that this module is compiled with.
+set(lines "")
+set(emp_headers "")
+foreach(package emp-tool emp-ot emp-sh2pc)
+  get_target_property(folders ${package}::${package} INTERFACE_INCLUDE_DIRECTORIES)
+  set(root "")
+  foreach(folder IN LISTS folders)
+    if(EXISTS "${folder}/${package}/${package}.h")
+      set(root "${folder}")
+      break()
+    endif()
+  endforeach()
+  if(NOT root)
+    message(FATAL_ERROR "expected ${package}/${package}.h in ${folders}; found none; install ${package} again")
+  endif()
+  file(GLOB_RECURSE headers RELATIVE "${root}" "${root}/${package}/*.h" "${root}/${package}/*.hpp")
+  list(APPEND emp_headers ${headers})
+  foreach(header IN LISTS headers)
+    set("root_of_${header}" "${root}")
+  endforeach()
+endforeach()
+list(SORT emp_headers COMPARE STRING)
+foreach(header IN LISTS emp_headers)
+  set(file "${root_of_${header}}/${header}")
+  file(SHA256 "${file}" digest)
+  string(APPEND lines "${digest}  ${header}\n")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")
+endforeach()
+string(SHA256 emp_digest "${lines}")
+message(STATUS "EMP toolkit: SHA-256 of the headers ${emp_digest}")
+
+if(NOT "emp-sh2pc/sh_gen.h" IN_LIST emp_headers)
+  message(FATAL_ERROR
+    "expected an EMP of the kind with emp-sh2pc/sh_gen.h; found one with another interface, headers ${emp_digest}; "
+    "install a build that docs/emp.md lists, or leave DEEPSEAL_EMP off")
+endif()
+
+get_target_property(flags emp-tool::emp-tool INTERFACE_COMPILE_OPTIONS)
+set(emp_native 0)
+if("${flags}" MATCHES "-march=native")
+  set(emp_native 1)
+  message(WARNING "the installed EMP asks for -march=native: this build of deepseal._emp runs on this kind of processor only")
+endif()
+
+pybind11_add_module(_emp cpp/bindings/emp.cpp)
+target_link_libraries(_emp PRIVATE emp-sh2pc::emp-sh2pc)
+target_compile_definitions(_emp PRIVATE DEEPSEAL_EMP_HEADERS="${emp_digest}" DEEPSEAL_EMP_NATIVE=${emp_native})
+install(TARGETS _emp DESTINATION deepseal)

@@ -1,0 +1,355 @@
+// The engine for Python: labels, tables and keys are uint8 arrays whose last dimension is 16 bytes; secrets stay here.
+#include "engine.hpp"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+
+#include "deepseal/half_gates.hpp"
+#include "deepseal/ot_keys.hpp"
+#include "deepseal/softspoken.hpp"
+
+namespace py = pybind11;
+
+namespace deepseal {
+namespace {
+
+using Bytes = py::array_t<std::uint8_t, py::array::c_style>;
+using Words = py::array_t<std::uint64_t, py::array::c_style>;
+using Indices = py::array_t<std::uint32_t, py::array::c_style>;
+
+Block block_of(const py::bytes& bytes) {
+  const std::string_view view = bytes;
+  if (view.size() != sizeof(Block)) throw std::invalid_argument("expected 16 bytes, found " + std::to_string(view.size()));
+  Block block;
+  std::memcpy(&block, view.data(), sizeof block);
+  return block;
+}
+
+// A view of contiguous memory as blocks; copied only where it is not aligned.
+class Blocks {
+ public:
+  explicit Blocks(const py::buffer& buffer) : info_(buffer.request()) {
+    std::size_t expected = static_cast<std::size_t>(info_.itemsize);
+    for (std::size_t i = info_.shape.size(); i-- > 0; expected *= static_cast<std::size_t>(info_.shape[i]))
+      if (info_.shape[i] > 1 && info_.strides[i] != static_cast<py::ssize_t>(expected))
+        throw std::invalid_argument("expected contiguous memory, found strides");
+    const auto size = static_cast<std::size_t>(info_.size * info_.itemsize);
+    if (size % sizeof(Block) != 0) throw std::invalid_argument("expected whole blocks of 16 bytes, found " + std::to_string(size) + " bytes");
+    const auto* data = static_cast<const Block*>(info_.ptr);
+    if (reinterpret_cast<std::uintptr_t>(data) % alignof(Block) != 0) {
+      copy_.resize(size / sizeof(Block));
+      std::memcpy(copy_.data(), info_.ptr, size);
+      data = copy_.data();
+    }
+    view_ = {data, size / sizeof(Block)};
+  }
+
+  std::span<const Block> view() const { return view_; }
+
+ private:
+  py::buffer_info info_;
+  std::vector<Block> copy_;
+  std::span<const Block> view_;
+};
+
+Block* blocks_in(Bytes& array) { return reinterpret_cast<Block*>(array.mutable_data()); }
+
+Bytes new_blocks(std::vector<py::ssize_t> shape) {
+  shape.push_back(sizeof(Block));
+  return Bytes(shape);
+}
+
+Bytes to_array(const std::vector<Block>& blocks, std::vector<py::ssize_t> shape) {
+  Bytes result = new_blocks(std::move(shape));
+  std::memcpy(result.mutable_data(), blocks.data(), blocks.size() * sizeof(Block));
+  return result;
+}
+
+Bytes to_array(std::span<const Block> blocks) {
+  Bytes result = new_blocks({static_cast<py::ssize_t>(blocks.size())});
+  std::memcpy(result.mutable_data(), blocks.data(), blocks.size_bytes());
+  return result;
+}
+
+std::uint64_t checked(std::uint64_t use) {
+  if (use >= std::uint64_t{1} << 56) throw std::invalid_argument("expected a use below 2^56, found " + std::to_string(use));
+  return use;
+}
+
+py::ssize_t signed_size(std::size_t size) { return static_cast<py::ssize_t>(size); }
+
+void require(bool condition, const char* expected, std::size_t found) {
+  if (!condition) throw std::invalid_argument(std::string("expected ") + expected + ", found " + std::to_string(found));
+}
+
+template <class T>
+std::span<const T> span_of(const py::array_t<T, py::array::c_style>& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+void bind_netlists(py::module_& m) {
+  py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan", "A netlist with constants folded, dead gates dropped, wires in slots.")
+      .def(py::init([](std::uint32_t inputs, const Bytes& ops, const Indices& a, const Indices& b, const Indices& outputs,
+                       const std::string& order) {
+             if (order != "given" && order != "depth") throw std::invalid_argument("expected order given or depth, found " + order);
+             const NetlistView view{inputs, span_of(ops), span_of(a), span_of(b), span_of(outputs)};
+             const py::gil_scoped_release release;
+             return std::make_shared<Plan>(view, order == "depth" ? Order::depth : Order::given);
+           }),
+           py::arg("inputs"), py::arg("ops"), py::arg("a"), py::arg("b"), py::arg("outputs"), py::arg("order"))
+      .def_property_readonly("inputs", &Plan::inputs)
+      .def_property_readonly("outputs", [](const Plan& plan) { return plan.outputs().size(); })
+      .def_property_readonly("and_gates", &Plan::and_gates)
+      .def_property_readonly("depth", &Plan::depth)
+      .def_property_readonly("slots", &Plan::slots);
+}
+
+void bind_session(py::module_& m) {
+  py::class_<SessionKeys>(m, "Session", "The public permutations of a session, from its 16-byte seed.")
+      .def(py::init([](const py::bytes& seed, const std::string& name) { return SessionKeys(kernels(name), block_of(seed)); }),
+           py::arg("seed"), py::arg("kernels") = "")
+      .def_property_readonly("kernels", [](const SessionKeys& session) { return std::string(session.kernels().name); });
+
+  py::class_<Delta, std::shared_ptr<Delta>>(m, "Delta", "The secret offset: cannot be copied, printed or read back.")
+      .def(py::init<>())
+      .def_static("from_bytes", [](const py::bytes& value) { return std::make_shared<Delta>(block_of(value)); }, "For repeatable tests.")
+      .def(
+          "choose",
+          [](const Delta& delta, const Bytes& zeros, const Bytes& ones) {
+            require(zeros.ndim() == 2 && zeros.shape(0) == 128, "128 rows", static_cast<std::size_t>(zeros.shape(0)));
+            require(ones.ndim() == 2 && ones.shape(0) == 128 && ones.shape(1) == zeros.shape(1), "rows of the same length",
+                    static_cast<std::size_t>(ones.size()));
+            Bytes out({zeros.shape(0), zeros.shape(1)});
+            delta.choose(zeros.data(), ones.data(), static_cast<std::size_t>(zeros.shape(1)), out.mutable_data());
+            return out;
+          },
+          "Row i of `ones` where bit i of delta is 1, of `zeros` elsewhere, without a branch.");
+}
+
+void bind_gates(py::module_& m) {
+  py::class_<Garbler, std::shared_ptr<Garbler>>(m, "Garbler", "Delta and the session's counter of gates.")
+      .def(py::init([](std::shared_ptr<Delta> delta, const SessionKeys& session) {
+             return std::make_shared<Garbler>(std::move(delta), session);
+           }),
+           py::arg("delta"), py::arg("session"))
+      .def_property_readonly("gates", &Garbler::gates)
+      .def(
+          "own_labels",
+          [](const Garbler& garbler, const py::bytes& seed, const Bytes& bits) {
+            Bytes zero = new_blocks({bits.size()});
+            garbler.own_labels(block_of(seed), bits.data(), blocks_in(zero), static_cast<std::size_t>(bits.size()));
+            return zero;
+          },
+          py::arg("seed"), py::arg("bits"), "Zero labels (n, 16) of own bits whose active labels come from the seed.")
+      .def(
+          "offset",
+          [](const Garbler& garbler, const py::buffer& labels, const Bytes& bits) {
+            const Blocks in(labels);
+            require(in.view().size() == static_cast<std::size_t>(bits.size()), "a bit for each label", in.view().size());
+            Bytes out = new_blocks({bits.size()});
+            garbler.offset(in.view().data(), bits.data(), blocks_in(out), in.view().size());
+            return out;
+          },
+          py::arg("labels"), py::arg("bits"), "label ^ bit delta")
+      .def(
+          "decode",
+          [](const Garbler& garbler, const py::buffer& zero, const py::buffer& active) -> py::object {
+            const Blocks known(zero), got(active);
+            require(known.view().size() == got.view().size(), "an active label for each wire", got.view().size());
+            Bytes bits({signed_size(known.view().size())});
+            if (!garbler.decode(known.view().data(), got.view().data(), bits.mutable_data(), known.view().size())) return py::none();
+            return bits;
+          },
+          py::arg("zero"), py::arg("active"), "The bits of active labels; None if one is neither of its wire's labels.")
+      .def(
+          "garbling",
+          [](const std::shared_ptr<Garbler>& garbler, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& zero) {
+            const Blocks labels(zero);
+            return std::make_unique<Garbling>(garbler, plan, lanes, labels.view());
+          },
+          py::arg("plan"), py::arg("lanes"), py::arg("zero"), "Garble a netlist on `lanes` inputs; zero labels (inputs, lanes, 16).");
+
+  py::class_<Garbling>(m, "Garbling", "Produces tables.")
+      .def_property_readonly("tables_left", &Garbling::tables_left)
+      .def(
+          "next",
+          [](Garbling& garbling, const py::buffer& buffer) {
+            const py::buffer_info info = buffer.request(true);
+            const auto size = static_cast<std::size_t>(info.size * info.itemsize);
+            require(reinterpret_cast<std::uintptr_t>(info.ptr) % alignof(Block) == 0, "a buffer aligned to 16 bytes", size);
+            const std::span<Block> room(static_cast<Block*>(info.ptr), size / sizeof(Block));
+            const py::gil_scoped_release release;
+            return garbling.next(room) * table_blocks * sizeof(Block);
+          },
+          py::arg("buffer"), "Write the next tables, as many as fit; the number of bytes.")
+      .def("outputs", [](Garbling& garbling) {
+        const std::vector<Block> labels = garbling.outputs();
+        return to_array(labels, {signed_size(labels.size() / garbling.lanes()), signed_size(garbling.lanes())});
+      });
+
+  py::class_<Evaluator, std::shared_ptr<Evaluator>>(m, "Evaluator", "The session's counter of gates, at the evaluator.")
+      .def(py::init([](const SessionKeys& session) { return std::make_shared<Evaluator>(session); }), py::arg("session"))
+      .def_property_readonly("gates", &Evaluator::gates)
+      .def(
+          "evaluation",
+          [](const std::shared_ptr<Evaluator>& evaluator, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& active) {
+            const Blocks labels(active);
+            return std::make_unique<Evaluation>(evaluator, plan, lanes, labels.view());
+          },
+          py::arg("plan"), py::arg("lanes"), py::arg("active"), "Evaluate a netlist; active labels (inputs, lanes, 16).");
+
+  py::class_<Evaluation>(m, "Evaluation", "Consumes tables.")
+      .def_property_readonly("tables_left", &Evaluation::tables_left)
+      .def(
+          "next",
+          [](Evaluation& evaluation, const py::buffer& tables) {
+            const Blocks view(tables);
+            const py::gil_scoped_release release;
+            evaluation.next(view.view());
+          },
+          py::arg("tables"), "Take the next tables.")
+      .def("outputs", [](Evaluation& evaluation) {
+        const std::vector<Block> labels = evaluation.outputs();
+        return to_array(labels, {signed_size(labels.size() / evaluation.lanes()), signed_size(evaluation.lanes())});
+      });
+
+  m.def(
+      "active_labels",
+      [](const SessionKeys& session, const py::bytes& seed, std::size_t n) {
+        Bytes out = new_blocks({signed_size(n)});
+        active_labels(session.kernels(), block_of(seed), blocks_in(out), n);
+        return out;
+      },
+      py::arg("session"), py::arg("seed"), py::arg("n"), "Active labels (n, 16) of the garbler's bits, from its seed.");
+}
+
+void bind_transfer(py::module_& m) {
+  py::class_<CotReceiver>(m, "CotReceiver", "SoftSpoken correlated OT, the side with the choice bits.")
+      .def(py::init([](const SessionKeys& session, unsigned k, const py::buffer& pairs) {
+             return std::make_unique<CotReceiver>(session, k, Blocks(pairs).view());
+           }),
+           py::arg("session"), py::arg("k"), py::arg("pairs"))
+      .def_property_readonly("used", &CotReceiver::used)
+      .def_property_readonly(
+          "opening", [](const CotReceiver& receiver) { return to_array(receiver.opening()); },
+          "What the sender needs to open its trees, (n, 16).")
+      .def(
+          "extend",
+          [](CotReceiver& receiver, const Bytes& bits) {
+            const auto n = static_cast<std::size_t>(bits.size());
+            Bytes t = new_blocks({bits.size()});
+            std::vector<Block> corrections;
+            {
+              const py::gil_scoped_release release;
+              receiver.extend(bits.data(), n, blocks_in(t), corrections);
+            }
+            return py::make_tuple(t, to_array(corrections));
+          },
+          py::arg("bits"), "t (n, 16) and the corrections to send, for n choice bits.");
+
+  py::class_<CotSender>(m, "CotSender", "SoftSpoken correlated OT, the side with delta.")
+      .def(py::init([](const SessionKeys& session, unsigned k, std::shared_ptr<Delta> delta, const py::buffer& keys,
+                       const py::buffer& opening) {
+             return std::make_unique<CotSender>(session, k, std::move(delta), Blocks(keys).view(), Blocks(opening).view());
+           }),
+           py::arg("session"), py::arg("k"), py::arg("delta"), py::arg("keys"), py::arg("opening"))
+      .def_property_readonly("used", &CotSender::used)
+      .def(
+          "correction_bytes", [](const CotSender& sender, std::size_t n) { return sizeof(Block) * sender.correction_blocks(n); },
+          py::arg("n"), "Bytes that the receiver sends for n OTs.")
+      .def(
+          "extend",
+          [](CotSender& sender, const py::buffer& corrections, std::size_t n) {
+            const Blocks in(corrections);
+            require(in.view().size() == sender.correction_blocks(n), "corrections for these OTs in blocks", in.view().size());
+            Bytes q = new_blocks({signed_size(n)});
+            Block* out = blocks_in(q);
+            {
+              const py::gil_scoped_release release;
+              sender.extend(in.view(), n, out);
+            }
+            return q;
+          },
+          py::arg("corrections"), py::arg("n"), "q (n, 16), with t = q ^ x delta.");
+
+  py::class_<OtKeys>(m, "OtKeys", "Random OT: correlated OT behind a hash.")
+      .def(py::init([](const SessionKeys& session) { return OtKeys(session); }), py::arg("session"))
+      .def(
+          "chosen",
+          [](OtKeys& hash, const py::buffer& t, std::uint64_t first, std::uint64_t use) {
+            const Blocks in(t);
+            Bytes out = new_blocks({signed_size(in.view().size())});
+            Block* to = blocks_in(out);
+            const py::gil_scoped_release release;
+            hash.chosen(in.view().data(), checked(use), first, to, in.view().size());
+            return out;
+          },
+          py::arg("t"), py::arg("first"), py::arg("use"), "The receiver's keys (n, 16) of OTs first, first + 1, ...")
+      .def(
+          "pairs",
+          [](OtKeys& hash, const Delta& delta, const py::buffer& q, std::uint64_t first, std::uint64_t use) {
+            const Blocks in(q);
+            Bytes out = new_blocks({signed_size(in.view().size()), 2});
+            Block* to = blocks_in(out);
+            const py::gil_scoped_release release;
+            hash.pairs(delta, in.view().data(), checked(use), first, to, in.view().size());
+            return out;
+          },
+          py::arg("delta"), py::arg("q"), py::arg("first"), py::arg("use"), "The sender's keys (n, 2, 16).");
+
+  py::class_<RingOt>(m, "RingOt", "Correlated OT over the integers modulo 2^bits, vectors of `width`.")
+      .def(py::init([](const SessionKeys& session, unsigned bits, std::size_t width) { return RingOt(session, bits, width); }),
+           py::arg("session"), py::arg("bits"), py::arg("width"))
+      .def_property_readonly("row_bytes", &RingOt::row_bytes)
+      .def(
+          "send",
+          [](const RingOt& ring, const py::buffer& keys, const Words& values) {
+            const Blocks in(keys);
+            require(values.ndim() == 2 && static_cast<std::size_t>(values.shape(0)) * 2 == in.view().size(), "a row of values for each OT",
+                    static_cast<std::size_t>(values.size()));
+            Words shares({values.shape(0), values.shape(1)});
+            Bytes message({values.shape(0), signed_size(ring.row_bytes())});
+            std::uint64_t* own = shares.mutable_data();
+            std::uint8_t* to = message.mutable_data();
+            const auto all = span_of(values);
+            {
+              const py::gil_scoped_release release;
+              ring.send(in.view(), all, own, to);
+            }
+            return py::make_tuple(shares, message);
+          },
+          py::arg("keys"), py::arg("values"), "Shares s (n, width) and the message, for keys (n, 2, 16) and values (n, width).")
+      .def(
+          "receive",
+          [](const RingOt& ring, const py::buffer& keys, const Bytes& choices, const Bytes& message) {
+            const Blocks in(keys);
+            require(in.view().size() == static_cast<std::size_t>(choices.size()), "a choice for each OT", static_cast<std::size_t>(choices.size()));
+            Words shares({choices.size(), signed_size(ring.width())});
+            std::uint64_t* own = shares.mutable_data();
+            const auto all = span_of(message);
+            {
+              const py::gil_scoped_release release;
+              ring.receive(in.view(), choices.data(), all, own);
+            }
+            return shares;
+          },
+          py::arg("keys"), py::arg("choices"), py::arg("message"), "Shares r = s + choice value (n, width), for keys (n, 16).");
+}
+
+}  // namespace
+
+void bind_engine(py::module_& m) {
+  m.def("kernels", [] {
+    std::vector<std::string> names;
+    for (const Kernels* known : available_kernels()) names.emplace_back(known->name);
+    return names;
+  }, "Names of the AES kernels that this processor can run, the fastest first.");
+  bind_netlists(m);
+  bind_session(m);
+  bind_gates(m);
+  bind_transfer(m);
+}
+
+}  // namespace deepseal

@@ -1,0 +1,139 @@
+// Yao's garbled circuits with half gates and free XOR, without any input or output: the garbler produces batches of
+// tables, the evaluator consumes them.
+//
+// S. Zahur, M. Rosulek, D. Evans, "Two halves make a whole", Eurocrypt 2015; V. Kolesnikov, T. Schneider, "Improved
+// garbled circuit: free XOR gates and applications", ICALP 2008. A table is 32 bytes: the garbler's half, then the
+// evaluator's. Semi-honest parties.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "deepseal/plan.hpp"
+#include "deepseal/secret.hpp"
+#include "deepseal/session.hpp"
+
+namespace deepseal {
+
+// Bytes of a table, and gates under one key.
+inline constexpr std::size_t table_blocks = 2;
+inline constexpr std::uint64_t epoch_gates = 4096;
+
+// Delta and the counter of gates, which never goes back: one garbler a session.
+class Garbler {
+ public:
+  Garbler(std::shared_ptr<const Delta> delta, const SessionKeys& session)
+      : delta_(std::move(delta)), kernels_(session.kernels()), permutation_(session, Domain::gate) {}
+
+  std::uint64_t gates() const noexcept { return gates_; }
+
+  // Zero labels of the garbler's own bits: the active ones are expanded from a seed that the evaluator gets, too.
+  void own_labels(Block seed, const std::uint8_t* bits, Block* zero, std::size_t n) const;
+
+  // out[i] = label[i] ^ bit[i] delta
+  void offset(const Block* labels, const std::uint8_t* bits, Block* out, std::size_t n) const;
+
+  // Whether each active label is one of the wire's two, and which: bits[i] in {0, 1}. False if any is neither.
+  bool decode(const Block* zero, const Block* active, std::uint8_t* bits, std::size_t n) const;
+
+ private:
+  friend class Garbling;
+  void take(const Block* a, const Block* b, Block* c, Block* tables, std::size_t n);
+  void invert(const Block* a, Block* c, std::size_t n) const;
+  Block label_of(bool bit) const;
+
+  std::shared_ptr<const Delta> delta_;
+  const Kernels& kernels_;
+  Permutation permutation_;
+  std::uint64_t gates_ = 0;
+};
+
+class Evaluator {
+ public:
+  explicit Evaluator(const SessionKeys& session)
+      : kernels_(session.kernels()), permutation_(session, Domain::gate) {}
+
+  std::uint64_t gates() const noexcept { return gates_; }
+
+ private:
+  friend class Evaluation;
+  void take(const Block* a, const Block* b, const Block* tables, Block* c, std::size_t n);
+
+  const Kernels& kernels_;
+  Permutation permutation_;
+  std::uint64_t gates_ = 0;
+};
+
+// Active labels of the garbler's bits, from the seed that it sent.
+void active_labels(const Kernels& kernels, Block seed, Block* active, std::size_t n);
+
+// A netlist replayed on `lanes` independent inputs; the labels of a wire lie side by side. Resumable between any two
+// tables, so that memory does not depend on the number of gates.
+class Replay {
+ public:
+  // labels: (inputs, lanes). Throws std::invalid_argument where they have another size.
+  Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels);
+
+  std::size_t lanes() const noexcept { return lanes_; }
+  std::size_t tables_left() const noexcept { return left_; }
+  bool done() const noexcept { return position_ == plan_->steps().size(); }
+
+ protected:
+  // Runs on until `capacity` tables are through, and further over free gates. `gates(a, b, c, offset, n)` is one run of
+  // independent AND gates whose tables start at `offset`; `invert(a, c, n)` a NOT.
+  template <class Gates, class Invert>
+  std::size_t run(std::size_t capacity, const Gates& gates, const Invert& invert);
+
+  std::vector<Block> collect(Block one) const;
+
+ private:
+  template <class Gates>
+  std::size_t gather(std::size_t capacity, std::size_t offset, const Gates& gates);
+
+  std::shared_ptr<const Plan> plan_;
+  std::size_t lanes_;
+  std::size_t left_;
+  std::size_t position_ = 0;
+  std::size_t lane_ = 0;
+  std::vector<Block> labels_;   // (slots, lanes)
+  std::vector<Block> scratch_;  // (3, a group of gates)
+};
+
+class Garbling : public Replay {
+ public:
+  // zero: zero labels of the inputs, (inputs, lanes)
+  Garbling(std::shared_ptr<Garbler> garbler, std::shared_ptr<const Plan> plan, std::size_t lanes,
+           std::span<const Block> zero)
+      : Replay(std::move(plan), lanes, zero), garbler_(std::move(garbler)) {}
+
+  // Writes the next tables, as many as fit; the number written. 0 only at the end.
+  std::size_t next(std::span<Block> tables);
+
+  // Zero labels, (outputs, lanes). Throws std::logic_error before the end.
+  std::vector<Block> outputs();
+
+ private:
+  std::shared_ptr<Garbler> garbler_;
+};
+
+class Evaluation : public Replay {
+ public:
+  // active: active labels of the inputs, (inputs, lanes)
+  Evaluation(std::shared_ptr<Evaluator> evaluator, std::shared_ptr<const Plan> plan, std::size_t lanes,
+             std::span<const Block> active)
+      : Replay(std::move(plan), lanes, active), evaluator_(std::move(evaluator)) {}
+
+  // Takes the next tables. Throws std::invalid_argument for more of them than are left, or for half ones.
+  void next(std::span<const Block> tables);
+
+  // Active labels, (outputs, lanes). Throws std::logic_error before the end.
+  std::vector<Block> outputs();
+
+ private:
+  std::shared_ptr<Evaluator> evaluator_;
+};
+
+}  // namespace deepseal

@@ -1,0 +1,37 @@
+// Delta, the secret offset of free XOR and of correlated OT, and randomness from the operating system.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "deepseal/block.hpp"
+
+namespace deepseal {
+
+// Fills from the operating system. Throws std::runtime_error where that fails.
+void random_bytes(void* out, std::size_t size);
+
+// Overwrites memory that held a secret, so that the compiler cannot drop it.
+void wipe(void* memory, std::size_t size) noexcept;
+
+// Lives in the garbler only: it cannot be copied, printed or read back, and is wiped at its end. Bit 0 is 1.
+class Delta {
+ public:
+  Delta();
+  explicit Delta(Block value);  // for repeatable tests
+  ~Delta();
+  Delta(const Delta&) = delete;
+  Delta& operator=(const Delta&) = delete;
+
+  // out[i] = bit i of delta ? ones[i] : zeros[i], by masks; 128 items of `width` bytes each.
+  void choose(const std::uint8_t* zeros, const std::uint8_t* ones, std::size_t width, std::uint8_t* out) const;
+
+ private:
+  friend class Garbler;
+  friend class CotSender;
+  friend class OtKeys;
+  Block value_;
+};
+
+}  // namespace deepseal

@@ -1,0 +1,187 @@
+#include "deepseal/half_gates.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace deepseal {
+namespace {
+
+constexpr std::size_t wide = 16;    // lanes from which a gate alone fills the registers
+constexpr std::size_t group = 256;  // tables gathered at once where it does not
+
+void xor_blocks(const Block* a, const Block* b, Block* c, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) c[i] = a[i] ^ b[i];
+}
+
+// The runs of gates that share a key.
+template <class Run>
+void by_epoch(std::uint64_t first, std::size_t n, const Run& run) {
+  for (std::size_t i = 0; i < n;) {
+    const std::uint64_t gate = first + i;
+    const std::size_t size = std::min<std::size_t>(n - i, epoch_gates - gate % epoch_gates);
+    run(gate / epoch_gates, gate, i, size);
+    i += size;
+  }
+}
+
+}  // namespace
+
+void active_labels(const Kernels& kernels, Block seed, Block* active, std::size_t n) {
+  AesKey key;
+  kernels.expand(seed, key);
+  kernels.stream(key, tweak(Domain::prg, 0, 0), active, n);
+  wipe(&key, sizeof key);
+}
+
+void Garbler::own_labels(Block seed, const std::uint8_t* bits, Block* zero, std::size_t n) const {
+  active_labels(kernels_, seed, zero, n);
+  offset(zero, bits, zero, n);
+}
+
+void Garbler::offset(const Block* labels, const std::uint8_t* bits, Block* out, std::size_t n) const {
+  for (std::size_t i = 0; i < n; ++i) out[i] = labels[i] ^ (mask(bits[i]) & delta_->value_);
+}
+
+bool Garbler::decode(const Block* zero, const Block* active, std::uint8_t* bits, std::size_t n) const {
+  std::uint64_t wrong = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const Block difference = zero[i] ^ active[i];
+    const Block rest = difference ^ (mask(difference.low) & delta_->value_);
+    wrong |= rest.low | rest.high;
+    bits[i] = static_cast<std::uint8_t>(difference.low & 1);
+  }
+  return wrong == 0;
+}
+
+void Garbler::take(const Block* a, const Block* b, Block* c, Block* tables, std::size_t n) {
+  by_epoch(gates_, n, [&](std::uint64_t epoch, std::uint64_t gate, std::size_t i, std::size_t size) {
+    kernels_.garble(permutation_.at(epoch), delta_->value_, a + i, b + i, c + i, tables + table_blocks * i, gate, size);
+  });
+  gates_ += n;
+}
+
+void Garbler::invert(const Block* a, Block* c, std::size_t n) const {
+  for (std::size_t i = 0; i < n; ++i) c[i] = a[i] ^ delta_->value_;
+}
+
+Block Garbler::label_of(bool bit) const { return mask(bit) & delta_->value_; }
+
+void Evaluator::take(const Block* a, const Block* b, const Block* tables, Block* c, std::size_t n) {
+  by_epoch(gates_, n, [&](std::uint64_t epoch, std::uint64_t gate, std::size_t i, std::size_t size) {
+    kernels_.evaluate(permutation_.at(epoch), a + i, b + i, tables + table_blocks * i, c + i, gate, size);
+  });
+  gates_ += n;
+}
+
+Replay::Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels)
+    : plan_(std::move(plan)), lanes_(lanes), left_(plan_->and_gates() * lanes) {
+  if (lanes == 0 || labels.size() != plan_->inputs() * lanes)
+    throw std::invalid_argument("expected a label for each input and lane, found another number of them");
+  labels_.resize(plan_->slots() * lanes);
+  std::ranges::copy(labels, labels_.begin());
+  if (lanes < wide) scratch_.resize(3 * (group + wide));
+}
+
+template <class Gates>
+std::size_t Replay::gather(std::size_t capacity, std::size_t offset, const Gates& gates) {
+  const auto steps = plan_->steps();
+  const std::size_t most = std::min(capacity, group) / lanes_;
+  std::size_t end = position_;
+  while (end < steps.size() && end - position_ < most && steps[end].op == Op::and_ &&
+         steps[end].level == steps[position_].level)
+    ++end;
+  Block* a = scratch_.data();
+  Block* b = a + group + wide;
+  Block* c = b + group + wide;
+  const std::size_t count = (end - position_) * lanes_;
+  for (std::size_t i = 0, step = position_; step < end; ++step)
+    for (std::size_t lane = 0; lane < lanes_; ++lane, ++i) {
+      a[i] = labels_[steps[step].a * lanes_ + lane];
+      b[i] = labels_[steps[step].b * lanes_ + lane];
+    }
+  gates(a, b, c, offset, count);
+  for (std::size_t i = 0, step = position_; step < end; ++step)
+    for (std::size_t lane = 0; lane < lanes_; ++lane, ++i) labels_[steps[step].c * lanes_ + lane] = c[i];
+  position_ = end;
+  return count;
+}
+
+template <class Gates, class Invert>
+std::size_t Replay::run(std::size_t capacity, const Gates& gates, const Invert& invert) {
+  const auto steps = plan_->steps();
+  const bool gathers = lanes_ < wide && plan_->order() == Order::depth;
+  std::size_t done = 0;
+  while (position_ < steps.size()) {
+    const Step& step = steps[position_];
+    const Block* a = &labels_[step.a * lanes_];
+    const Block* b = &labels_[step.b * lanes_];
+    Block* c = &labels_[step.c * lanes_];
+    if (step.op == Op::and_) {
+      if (done == capacity) break;
+      if (gathers && lane_ == 0 && capacity - done >= lanes_) {
+        done += gather(capacity - done, done, gates);
+        continue;
+      }
+      const std::size_t size = std::min(lanes_ - lane_, capacity - done);
+      gates(a + lane_, b + lane_, c + lane_, done, size);
+      done += size;
+      lane_ += size;
+      if (lane_ < lanes_) break;
+      lane_ = 0;
+    } else if (step.op == Op::xor_) {
+      xor_blocks(a, b, c, lanes_);
+    } else {
+      invert(a, c, lanes_);
+    }
+    ++position_;
+  }
+  left_ -= done;
+  return done;
+}
+
+std::vector<Block> Replay::collect(Block one) const {
+  if (!done()) throw std::logic_error("expected all tables to be through, found " + std::to_string(left_) + " left");
+  std::vector<Block> result;
+  result.reserve(plan_->outputs().size() * lanes_);
+  for (const Output& output : plan_->outputs())
+    for (std::size_t lane = 0; lane < lanes_; ++lane)
+      result.push_back(output.constant ? mask(output.value) & one : labels_[output.value * lanes_ + lane]);
+  return result;
+}
+
+std::size_t Garbling::next(std::span<Block> tables) {
+  return run(
+      tables.size() / table_blocks,
+      [&](const Block* a, const Block* b, Block* c, std::size_t offset, std::size_t n) {
+        garbler_->take(a, b, c, tables.data() + table_blocks * offset, n);
+      },
+      [&](const Block* a, Block* c, std::size_t n) { garbler_->invert(a, c, n); });
+}
+
+// A constant's active label is 0, on both sides, so it costs nothing.
+std::vector<Block> Garbling::outputs() {
+  next({});  // what is free after the last table
+  return collect(garbler_->label_of(true));
+}
+
+void Evaluation::next(std::span<const Block> tables) {
+  if (tables.size() % table_blocks != 0 || tables.size() / table_blocks > tables_left())
+    throw std::invalid_argument("expected at most " + std::to_string(tables_left()) + " tables of 32 bytes, found " +
+                                std::to_string(tables.size() * sizeof(Block)) + " bytes");
+  run(
+      tables.size() / table_blocks,
+      [&](const Block* a, const Block* b, Block* c, std::size_t offset, std::size_t n) {
+        evaluator_->take(a, b, tables.data() + table_blocks * offset, c, n);
+      },
+      [&](const Block* a, Block* c, std::size_t n) {
+        if (a != c) std::copy(a, a + n, c);
+      });
+}
+
+std::vector<Block> Evaluation::outputs() {
+  next({});
+  return collect(Block{});
+}
+
+}  // namespace deepseal

@@ -1,0 +1,189 @@
+// The kernels, written once over a vector V of V::blocks blocks. Included by one source file for each instruction set;
+// everything is in an unnamed namespace, so that no file's instructions reach another's.
+#pragma once
+
+#include "deepseal/aes.hpp"
+
+namespace deepseal {
+namespace {
+
+template <class V, std::size_t K>
+DEEPSEAL_INLINE void hash_vectors(const AesKey& key, V (&x)[K], const V (&tweaks)[K]) {
+  V::permute(key, x);
+  V inner[K];
+  for (std::size_t i = 0; i < K; ++i) {
+    inner[i] = x[i];
+    x[i] = x[i] ^ tweaks[i];
+  }
+  V::permute(key, x);
+  for (std::size_t i = 0; i < K; ++i) x[i] = x[i] ^ inner[i];
+}
+
+// M vectors of gates, all of them in flight at once.
+template <class V, std::size_t M>
+DEEPSEAL_INLINE void garble_step(const AesKey& key, Block delta, const Block* a, const Block* b, Block* c, Block* tables,
+                                 std::uint64_t first) {
+  constexpr std::size_t N = V::blocks;
+  const V offset = V::broadcast(delta);
+  V x[4 * M];
+  V tweaks[4 * M];
+  V zero[2 * M];
+  for (std::size_t i = 0; i < M; ++i) {
+    const V a0 = zero[2 * i] = V::load(a + i * N);
+    const V b0 = zero[2 * i + 1] = V::load(b + i * N);
+    x[4 * i] = a0;
+    x[4 * i + 1] = a0 ^ offset;
+    x[4 * i + 2] = b0;
+    x[4 * i + 3] = b0 ^ offset;
+    tweaks[4 * i] = tweaks[4 * i + 1] = V::count(tweak(Domain::gate, 0, 2 * (first + i * N)), 2);
+    tweaks[4 * i + 2] = tweaks[4 * i + 3] = V::count(tweak(Domain::gate, 0, 2 * (first + i * N) + 1), 2);
+  }
+  hash_vectors<V, 4 * M>(key, x, tweaks);
+  for (std::size_t i = 0; i < M; ++i) {
+    const V a0 = zero[2 * i];
+    const V b0 = zero[2 * i + 1];
+    const V colour_a = V::spread(a0);
+    const V colour_b = V::spread(b0);
+    const V generator = x[4 * i] ^ x[4 * i + 1] ^ (colour_b & offset);
+    const V evaluator = x[4 * i + 2] ^ x[4 * i + 3] ^ a0;
+    V::store_pairs(tables + 2 * i * N, generator, evaluator);
+    V::store(c + i * N, x[4 * i] ^ (colour_a & generator) ^ x[4 * i + 2] ^ (colour_b & (evaluator ^ a0)));
+  }
+}
+
+template <class V, std::size_t M>
+DEEPSEAL_INLINE void evaluate_step(const AesKey& key, const Block* a, const Block* b, const Block* tables, Block* c,
+                                   std::uint64_t first) {
+  constexpr std::size_t N = V::blocks;
+  V x[2 * M];
+  V tweaks[2 * M];
+  V active[2 * M];
+  for (std::size_t i = 0; i < M; ++i) {
+    x[2 * i] = active[2 * i] = V::load(a + i * N);
+    x[2 * i + 1] = active[2 * i + 1] = V::load(b + i * N);
+    tweaks[2 * i] = V::count(tweak(Domain::gate, 0, 2 * (first + i * N)), 2);
+    tweaks[2 * i + 1] = V::count(tweak(Domain::gate, 0, 2 * (first + i * N) + 1), 2);
+  }
+  hash_vectors<V, 2 * M>(key, x, tweaks);
+  for (std::size_t i = 0; i < M; ++i) {
+    V generator;
+    V evaluator;
+    V::load_pairs(tables + 2 * i * N, generator, evaluator);
+    const V left = x[2 * i] ^ (V::spread(active[2 * i]) & generator);
+    const V right = x[2 * i + 1] ^ (V::spread(active[2 * i + 1]) & (evaluator ^ active[2 * i]));
+    V::store(c + i * N, left ^ right);
+  }
+}
+
+template <class V>
+void garble_gates(const AesKey& key, Block delta, const Block* a, const Block* b, Block* c, Block* tables,
+                  std::uint64_t first, std::size_t n) {
+  constexpr std::size_t step = V::garbled * V::blocks;
+  std::size_t i = 0;
+  for (; i + step <= n; i += step)
+    garble_step<V, V::garbled>(key, delta, a + i, b + i, c + i, tables + 2 * i, first + i);
+  if (i == n) return;
+  Block padded[3][step] = {};
+  Block rows[2 * step];
+  for (std::size_t j = 0; j < n - i; ++j) {
+    padded[0][j] = a[i + j];
+    padded[1][j] = b[i + j];
+  }
+  garble_step<V, V::garbled>(key, delta, padded[0], padded[1], padded[2], rows, first + i);
+  for (std::size_t j = 0; j < n - i; ++j) {
+    c[i + j] = padded[2][j];
+    tables[2 * (i + j)] = rows[2 * j];
+    tables[2 * (i + j) + 1] = rows[2 * j + 1];
+  }
+}
+
+template <class V>
+void evaluate_gates(const AesKey& key, const Block* a, const Block* b, const Block* tables, Block* c,
+                    std::uint64_t first, std::size_t n) {
+  constexpr std::size_t step = V::evaluated * V::blocks;
+  std::size_t i = 0;
+  for (; i + step <= n; i += step)
+    evaluate_step<V, V::evaluated>(key, a + i, b + i, tables + 2 * i, c + i, first + i);
+  if (i == n) return;
+  Block padded[3][step] = {};
+  Block rows[2 * step] = {};
+  for (std::size_t j = 0; j < n - i; ++j) {
+    padded[0][j] = a[i + j];
+    padded[1][j] = b[i + j];
+    rows[2 * j] = tables[2 * (i + j)];
+    rows[2 * j + 1] = tables[2 * (i + j) + 1];
+  }
+  evaluate_step<V, V::evaluated>(key, padded[0], padded[1], rows, padded[2], first + i);
+  for (std::size_t j = 0; j < n - i; ++j) c[i + j] = padded[2][j];
+}
+
+template <class V>
+void hash_blocks(const AesKey& key, const Block* x, Block first, Block* out, std::size_t n) {
+  constexpr std::size_t K = 8;
+  constexpr std::size_t step = K * V::blocks;
+  Block padded[step] = {};
+  for (std::size_t i = 0; i < n; i += step) {
+    const std::size_t size = n - i < step ? n - i : step;
+    const Block* from = x + i;
+    if (size < step) {
+      for (std::size_t j = 0; j < size; ++j) padded[j] = x[i + j];
+      from = padded;
+    }
+    V vectors[K];
+    V tweaks[K];
+    for (std::size_t j = 0; j < K; ++j) {
+      vectors[j] = V::load(from + j * V::blocks);
+      tweaks[j] = V::count({first.low + i + j * V::blocks, first.high}, 1);
+    }
+    hash_vectors<V, K>(key, vectors, tweaks);
+    Block* to = size < step ? padded : out + i;
+    for (std::size_t j = 0; j < K; ++j) V::store(to + j * V::blocks, vectors[j]);
+    if (size < step)
+      for (std::size_t j = 0; j < size; ++j) out[i + j] = padded[j];
+  }
+}
+
+// out[i] = AES(x(i)) for vectors made by `vector(i)`, the index of their first block.
+template <class V, class Source>
+DEEPSEAL_INLINE void encrypt_from(const AesKey& key, const Source& vector, Block* out, std::size_t n) {
+  constexpr std::size_t K = 8;
+  constexpr std::size_t step = K * V::blocks;
+  for (std::size_t i = 0; i < n; i += step) {
+    V x[K];
+    for (std::size_t j = 0; j < K; ++j) x[j] = vector(i + j * V::blocks);
+    V::permute(key, x);
+    if (i + step <= n) {
+      for (std::size_t j = 0; j < K; ++j) V::store(out + i + j * V::blocks, x[j]);
+    } else {
+      Block padded[step];
+      for (std::size_t j = 0; j < K; ++j) V::store(padded + j * V::blocks, x[j]);
+      for (std::size_t j = 0; i + j < n; ++j) out[i + j] = padded[j];
+    }
+  }
+}
+
+template <class V>
+void stream_blocks(const AesKey& key, Block first, Block* out, std::size_t n) {
+  const auto counter = [&](std::size_t i) { return V::count({first.low + i, first.high}, 1); };
+  encrypt_from<V>(key, counter, out, n);
+}
+
+template <class V>
+void encrypt_blocks(const AesKey& key, const Block* in, Block* out, std::size_t n) {
+  const auto read = [&](std::size_t i) {
+    if (i + V::blocks <= n) return V::load(in + i);
+    Block padded[V::blocks] = {};
+    for (std::size_t j = 0; i + j < n; ++j) padded[j] = in[i + j];
+    return V::load(padded);
+  };
+  encrypt_from<V>(key, read, out, n);
+}
+
+template <class V>
+constexpr Kernels kernels_of(std::string_view name) {
+  return {name,           V::expand,        encrypt_blocks<V>, stream_blocks<V>,
+          hash_blocks<V>, garble_gates<V>, evaluate_gates<V>};
+}
+
+}  // namespace
+}  // namespace deepseal

@@ -1,0 +1,43 @@
+#include "deepseal/secret.hpp"
+
+#include <stdexcept>
+#include <sys/random.h>
+
+namespace deepseal {
+
+void random_bytes(void* out, std::size_t size) {
+  auto* bytes = static_cast<std::uint8_t*>(out);
+  while (size > 0) {
+    const ssize_t got = getrandom(bytes, size, 0);
+    if (got <= 0) throw std::runtime_error("expected random bytes from the operating system, found none");
+    bytes += got;
+    size -= static_cast<std::size_t>(got);
+  }
+}
+
+void wipe(void* memory, std::size_t size) noexcept {
+  auto* bytes = static_cast<volatile std::uint8_t*>(memory);
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = 0;
+}
+
+Delta::Delta() {
+  random_bytes(&value_, sizeof value_);
+  value_.low |= 1;
+}
+
+Delta::Delta(Block value) : value_(value) { value_.low |= 1; }
+
+Delta::~Delta() { wipe(&value_, sizeof value_); }
+
+void Delta::choose(const std::uint8_t* zeros, const std::uint8_t* ones, std::size_t width, std::uint8_t* out) const {
+  for (unsigned i = 0; i < 128; ++i) {
+    const std::uint64_t bit = (i < 64 ? value_.low >> i : value_.high >> (i - 64)) & 1;
+    const auto select = static_cast<std::uint8_t>(~(bit - 1));
+    for (std::size_t j = 0; j < width; ++j) {
+      const std::size_t place = i * width + j;
+      out[place] = static_cast<std::uint8_t>(zeros[place] ^ (select & (zeros[place] ^ ones[place])));
+    }
+  }
+}
+
+}  // namespace deepseal

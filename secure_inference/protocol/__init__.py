@@ -1,0 +1,1 @@
+"""Two-party protocols over a channel: the engines and what runs on them."""

@@ -1,0 +1,1 @@
+"""Slow, readable references that the engine is tested against."""
