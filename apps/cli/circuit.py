@@ -12,8 +12,6 @@ from deepseal.apps.cli.common import Json, RecordFile, remark, running
 from deepseal.errors import InputError
 
 if TYPE_CHECKING:
-    from deepseal.secure_inference.netlist import Netlist
-    from deepseal.secure_inference.protocol.circuit import CircuitResult
     from deepseal.secure_inference.transport import Channel, Tls
 
 app = typer.Typer(help="Boolean circuits in Bristol Fashion.", no_args_is_help=True)
@@ -42,6 +40,9 @@ def run(
     reader: Annotated[str, typer.Option("--reader", help="Who reads the output: both, garbler or evaluator.")] = "both",
     engine: Annotated[str, typer.Option("--engine", help="native, or emp where it is installed.")] = "native",
     ot_k: Annotated[int, typer.Option("--ot-k", help="SoftSpoken: 128/k bits are sent an OT.", min=1, max=8)] = 2,
+    check_ot: Annotated[
+        bool, typer.Option("--check-ot", help="Catch an evaluator that deviates in the OT extension.")
+    ] = False,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Our certificate (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")] = None,
     tls_ca: Annotated[Path | None, typer.Option("--tls-ca", help="The CA of both certificates (PEM).")] = None,
@@ -55,7 +56,9 @@ def run(
     """Compute a circuit with another party; neither sees the other's input. Both parties must be semi-honest."""
     with running("private.circuit", json=json, record=record, inputs=(circuit, input_file)) as (made, _):
         from deepseal.secure_inference.netlist import read_bristol
-        from deepseal.secure_inference.protocol.circuit import own_bits, owners_of
+        from deepseal.secure_inference.protocol.circuit import own_bits, owners_of, run_circuit, run_circuit_on_emp
+        from deepseal.secure_inference.protocol.extension import TransferSettings
+        from deepseal.secure_inference.protocol.parties import Settings
 
         netlist = read_bristol(circuit)
         if engine not in ENGINES:
@@ -75,14 +78,17 @@ def run(
         )
         made.fingerprints.update(circuit=netlist.digest())
         with _meet(listen, connect, tls=tls, timeout=timeout, allow_plain=allow_plain) as channel:
-            play = _native if engine == "native" else _emp
-            result = play(channel, role, netlist, values, owners, reader, ot_k)
+            if engine == "native":
+                transfer = TransferSettings(k=ot_k, checks=check_ot)
+                settings = Settings(transfer)
+                result = run_circuit(channel, role, netlist, values, owners=owners, readers=reader, settings=settings)
+            else:
+                result = run_circuit_on_emp(channel, role, netlist, values, owners=owners, readers=reader)
         shown = None if result.output is None else _hexadecimal(result.output, netlist.outputs)
         made.results.update(
             output=None if shown is None else " ".join(shown),
             outputs=shown,
             **result.as_dict(),
-            security="semi-honest",
         )
 
 
@@ -105,24 +111,6 @@ def info(circuit: Circuit, json: Json = False, record: RecordFile = None) -> Non
             depth=netlist.depth,
             table_bytes=32 * netlist.and_gates,
         )
-
-
-def _native(
-    channel: Channel, role: str, netlist: Netlist, values: list[int], owners: tuple[str, ...], reader: str, ot_k: int
-) -> CircuitResult:
-    from deepseal.secure_inference.protocol.circuit import run_circuit
-    from deepseal.secure_inference.protocol.parties import Settings
-
-    settings = Settings(ot_k=ot_k)
-    return run_circuit(channel, role, netlist, values, owners=owners, readers=reader, settings=settings)
-
-
-def _emp(
-    channel: Channel, role: str, netlist: Netlist, values: list[int], owners: tuple[str, ...], reader: str, _ot_k: int
-) -> CircuitResult:
-    from deepseal.secure_inference.protocol.circuit import run_circuit_on_emp
-
-    return run_circuit_on_emp(channel, role, netlist, values, owners=owners, readers=reader)
 
 
 def _meet(listen: str | None, connect: str | None, *, tls: Tls | None, timeout: float, allow_plain: bool) -> Channel:

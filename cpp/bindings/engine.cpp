@@ -9,6 +9,7 @@
 #include "deepseal/half_gates.hpp"
 #include "deepseal/ot_keys.hpp"
 #include "deepseal/softspoken.hpp"
+#include "deepseal/universal_hash.hpp"
 
 namespace py = pybind11;
 
@@ -61,9 +62,9 @@ Bytes new_blocks(std::vector<py::ssize_t> shape) {
   return Bytes(shape);
 }
 
-Bytes to_array(const std::vector<Block>& blocks, std::vector<py::ssize_t> shape) {
+Bytes to_array(std::span<const Block> blocks, std::vector<py::ssize_t> shape) {
   Bytes result = new_blocks(std::move(shape));
-  std::memcpy(result.mutable_data(), blocks.data(), blocks.size() * sizeof(Block));
+  std::memcpy(result.mutable_data(), blocks.data(), blocks.size_bytes());
   return result;
 }
 
@@ -235,6 +236,9 @@ void bind_transfer(py::module_& m) {
       .def_property_readonly(
           "opening", [](const CotReceiver& receiver) { return to_array(receiver.opening()); },
           "What the sender needs to open its trees, (n, 16).")
+      .def_property_readonly(
+          "leaf_checks", [](const CotReceiver& receiver) { return to_array(receiver.leaf_checks()); },
+          "Two blocks a leaf, (2 n, 16), for the check of the trees.")
       .def(
           "extend",
           [](CotReceiver& receiver, const Bytes& bits) {
@@ -272,7 +276,28 @@ void bind_transfer(py::module_& m) {
             }
             return q;
           },
-          py::arg("corrections"), py::arg("n"), "q (n, 16), with t = q ^ x delta.");
+          py::arg("corrections"), py::arg("n"), "q (n, 16), with t = q ^ x delta.")
+      .def(
+          "leaf_checks", [](const CotSender& sender, const py::buffer& sums) { return to_array(sender.leaf_checks(Blocks(sums).view())); },
+          py::arg("sums"), "The receiver's, if it was honest, from its sums of each tree (trees, 2, 16).");
+
+  m.def(
+      "hash_rows",
+      [](const SessionKeys& session, const py::bytes& seed, const py::buffer& t, const Bytes& bits) {
+        const Blocks in(t);
+        require(in.view().size() == static_cast<std::size_t>(bits.size()), "a bit for each OT", in.view().size());
+        const RowHashes hashes = hash_rows(session.kernels(), block_of(seed), in.view(), bits.data());
+        return py::make_tuple(to_array(hashes.rows), to_array(std::span(&hashes.choices, 1)));
+      },
+      py::arg("session"), py::arg("seed"), py::arg("t"), py::arg("bits"),
+      "Hashes of the rows of t (128, 16) and of the choice bits (1, 16), for the check of the corrections.");
+  m.def(
+      "expected_rows",
+      [](const SessionKeys& session, const py::bytes& seed, const py::buffer& q, const Delta& delta, const py::bytes& choices) {
+        return to_array(expected_rows(session.kernels(), block_of(seed), Blocks(q).view(), delta, block_of(choices)));
+      },
+      py::arg("session"), py::arg("seed"), py::arg("q"), py::arg("delta"), py::arg("choices"),
+      "What the rows of an honest receiver hash to (128, 16).");
 
   py::class_<OtKeys>(m, "OtKeys", "Random OT: correlated OT behind a hash.")
       .def(py::init([](const SessionKeys& session) { return OtKeys(session); }), py::arg("session"))

@@ -31,13 +31,16 @@ Delta::~Delta() { wipe(&value_, sizeof value_); }
 
 void Delta::choose(const std::uint8_t* zeros, const std::uint8_t* ones, std::size_t width, std::uint8_t* out) const {
   for (unsigned i = 0; i < 128; ++i) {
-    const std::uint64_t bit = (i < 64 ? value_.low >> i : value_.high >> (i - 64)) & 1;
-    const auto select = static_cast<std::uint8_t>(~(bit - 1));
+    const auto select = static_cast<std::uint8_t>(~(bit(i) - 1));
     for (std::size_t j = 0; j < width; ++j) {
       const std::size_t place = i * width + j;
       out[place] = static_cast<std::uint8_t>(zeros[place] ^ (select & (zeros[place] ^ ones[place])));
     }
   }
+}
+
+void Delta::add_where_set(Block value, std::array<Block, 128>& rows) const {
+  for (unsigned i = 0; i < 128; ++i) rows[i] ^= mask(bit(i)) & value;
 }
 
 }  // namespace deepseal

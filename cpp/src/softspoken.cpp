@@ -17,6 +17,16 @@ void children(const Kernels& kernels, const AesKey& key, Block node, unsigned tr
   kernels.hash(key, both, tweak(Domain::ot, tree << 8 | level, 0), out, 2);
 }
 
+// H(leaf, tweak), H(leaf, tweak + 1), apart from the tweaks of the levels.
+void append_checks(const Kernels& kernels, const AesKey& key, std::span<const Block> leaves, unsigned tree,
+                   std::vector<Block>& checks) {
+  for (const Block leaf : leaves) {
+    Block out[2];
+    children(kernels, key, leaf, tree, 0, out);
+    checks.insert(checks.end(), out, out + 2);
+  }
+}
+
 std::vector<AesKey> keys_of(const Kernels& kernels, std::vector<Block>& leaves) {
   std::vector<AesKey> keys(leaves.size());
   for (std::size_t i = 0; i < leaves.size(); ++i) kernels.expand(leaves[i], keys[i]);
@@ -93,6 +103,7 @@ CotReceiver::CotReceiver(const SessionKeys& session, unsigned k, std::span<const
       for (unsigned side = 0; side < 2; ++side) opening_.push_back(sums[side] ^ offered(level, side));
       nodes = std::move(next);
     }
+    append_checks(kernels_, key, nodes, tree, leaf_checks_);
     leaves_.push_back(keys_of(kernels_, nodes));
   }
 }
@@ -134,10 +145,7 @@ CotSender::CotSender(const SessionKeys& session, unsigned k, std::shared_ptr<con
   const AesKey key = session.derive(Domain::ot, 0);
   std::size_t read = 0;
   for (unsigned tree = 0; tree < trees_.count(); ++tree) {
-    const auto chosen = [&](unsigned level) {
-      const unsigned i = tree * k + level;
-      return mask((i < 64 ? delta_->value_.low >> i : delta_->value_.high >> (i - 64)) & 1);
-    };
+    const auto chosen = [&](unsigned level) { return mask(delta_->bit(tree * k + level)); };
     std::vector<Block> nodes{Block{}, keys[tree * k]};
     for (unsigned level = 1; level < trees_.depth(tree); ++level) {
       const Block bit = chosen(level);  // the punctured path goes to this side
@@ -157,12 +165,47 @@ CotSender::CotSender(const SessionKeys& session, unsigned k, std::shared_ptr<con
       next[std::size_t{1} << level] = missing;
       nodes = std::move(next);
     }
+    append_checks(kernels_, key, nodes, tree, leaf_checks_);
     leaves_.push_back(keys_of(kernels_, nodes));
   }
 }
 
 CotSender::~CotSender() {
   for (auto& keys : leaves_) wipe(keys.data(), keys.size() * sizeof(AesKey));
+}
+
+std::vector<Block> CotSender::leaf_checks(std::span<const Block> sums) const {
+  if (sums.size() != 2 * trees_.count())
+    throw std::invalid_argument("expected " + std::to_string(2 * trees_.count()) + " blocks of sums, found " +
+                                std::to_string(sums.size()));
+  std::vector<Block> result;
+  std::size_t start = 0;
+  for (unsigned tree = 0; tree < trees_.count(); ++tree) {
+    const std::size_t leaves = std::size_t{1} << trees_.depth(tree);
+    std::vector<Block> own(leaf_checks_.begin() + static_cast<std::ptrdiff_t>(start),
+                           leaf_checks_.begin() + static_cast<std::ptrdiff_t>(start + 2 * leaves));
+    start += 2 * leaves;
+    for (unsigned half = 0; half < 2; ++half) {
+      own[half] = sums[2 * tree + half];
+      for (std::size_t offset = 1; offset < leaves; ++offset) own[half] ^= own[2 * offset + half];
+    }
+    // From offsets to indices: one masked exchange for each bit of delta.
+    for (unsigned level = 0; level < trees_.depth(tree); ++level) {
+      const Block bit = mask(delta_->bit(tree * trees_.k + level));
+      for (std::size_t i = 0; i < leaves; ++i) {
+        if (i >> level & 1) continue;
+        for (unsigned half = 0; half < 2; ++half) {
+          Block& x = own[2 * i + half];
+          Block& y = own[2 * (i | std::size_t{1} << level) + half];
+          const Block swap = bit & (x ^ y);
+          x ^= swap;
+          y ^= swap;
+        }
+      }
+    }
+    result.insert(result.end(), own.begin(), own.end());
+  }
+  return result;
 }
 
 void CotSender::extend(std::span<const Block> corrections, std::size_t n, Block* q) {
@@ -179,8 +222,7 @@ void CotSender::extend(std::span<const Block> corrections, std::size_t n, Block*
       Block* row = &rows[tree * trees_.k * chunk];
       sum_streams(kernels_, leaves_[tree], depth, false, position_, size, row, nullptr);
       for (unsigned b = 0; b < depth; ++b, row += chunk) {
-        const unsigned i = tree * trees_.k + b;
-        const Block bit = mask(i < 64 ? delta_->value_.low >> i : delta_->value_.high >> (i - 64));
+        const Block bit = mask(delta_->bit(tree * trees_.k + b));
         for (std::size_t j = 0; j < size; ++j) row[j] ^= bit & corrections[read + j];
       }
       read += size;

@@ -18,6 +18,7 @@ import numpy as np
 from deepseal import _native
 from deepseal.errors import InputError, TransportError
 from deepseal.secure_inference.netlist import Netlist, Record
+from deepseal.secure_inference.protocol.extension import TransferSettings
 from deepseal.secure_inference.protocol.parties import (
     EvaluatorParty,
     GarblerParty,
@@ -121,7 +122,7 @@ def bench_pair(
     """
     settings = settings or Settings()
     with listen("127.0.0.1:0", tls=tls[0] if tls else None, timeout=_TIMEOUT) as listener:
-        words = [listener.address, str(gates), str(transfers), str(settings.ot_k), settings.kernels or "-"]
+        words = [listener.address, str(gates), str(transfers), str(settings.transfer.k), settings.kernels or "-"]
         words += [str(cores[1]) if cores else "-"]
         words += [str(path) for path in (tls[1].certificate, tls[1].key, tls[1].ca)] if tls else []
         child = subprocess.Popen([sys.executable, "-c", _CHILD, *words], stdout=subprocess.DEVNULL)
@@ -149,7 +150,7 @@ def peer() -> None:
     if core != "-":
         os.sched_setaffinity(0, {int(core)})
     tls = Tls(*files) if files else None
-    settings = Settings(ot_k=int(k), kernels="" if kernels == "-" else kernels)
+    settings = Settings(TransferSettings(k=int(k)), kernels="" if kernels == "-" else kernels)
     with connect(address, tls=tls, timeout=_TIMEOUT) as channel:
         _play(channel, "evaluator", int(gates), int(transfers), settings)
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from deepseal.errors import InputError
 from deepseal.secure_inference.netlist import Netlist
 from deepseal.secure_inference.protocol import emp
-from deepseal.secure_inference.protocol.parties import Array, Program, Settings, start_evaluator, start_garbler
+from deepseal.secure_inference.protocol.extension import Array
+from deepseal.secure_inference.protocol.parties import Program, Settings, start_evaluator, start_garbler
 from deepseal.secure_inference.transport import Channel, Counters, Hello, Kind, handshake
 
 ROLES = ("garbler", "evaluator")
@@ -30,18 +31,21 @@ class CircuitResult:
         and_gates: tables that were sent, after constants were folded and dead gates dropped.
         counters: bytes and seconds, by phase.
         seconds: from the handshake to the end.
+        security: what holds against whom.
     """
 
     output: tuple[int, ...] | None
     and_gates: int
     counters: Counters
     seconds: float
+    security: str
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a record."""
         counters = asdict(self.counters)
         phases = {name: dict(phase) for name, phase in self.counters.phases.items()}
-        return {**counters, "phases": phases, "and_gates": self.and_gates, "seconds": self.seconds}
+        own = {"and_gates": self.and_gates, "seconds": self.seconds, "security": self.security}
+        return {**counters, "phases": phases, **own}
 
 
 def owners_of(netlist: Netlist, owners: Sequence[str] | None) -> tuple[str, ...]:
@@ -130,7 +134,8 @@ def run_circuit(
     channel.send(Kind.DONE)
     channel.receive(Kind.DONE, at_most=0)
     output = None if bits is None else tuple(_values(bits, netlist.outputs))
-    return CircuitResult(output, party.and_gates, channel.counters, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return CircuitResult(output, party.and_gates, channel.counters, seconds, settings.transfer.security)
 
 
 def run_circuit_on_emp(
@@ -175,7 +180,7 @@ def run_circuit_on_emp(
         bytes_received=channel.counters.bytes_received + result.bytes_received,
     )
     output = tuple(_values(result.output, netlist.outputs))
-    return CircuitResult(output, netlist.and_gates, counters, time.perf_counter() - started)
+    return CircuitResult(output, netlist.and_gates, counters, time.perf_counter() - started, "semi-honest")
 
 
 def _garble(party: Any, program: Program, labels: Array, readers: str) -> Array | None:

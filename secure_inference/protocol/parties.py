@@ -9,49 +9,49 @@ every tweak is made, go on through the whole session and never back.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deepseal import _native
-from deepseal.errors import InputError, ProtocolError
 from deepseal.secure_inference.netlist import Netlist
-from deepseal.secure_inference.protocol.base_ot import BaseOt, ChouOrlandi
+from deepseal.secure_inference.protocol.extension import (
+    BLOCK,
+    Array,
+    TransferReceiver,
+    TransferSender,
+    TransferSettings,
+    array,
+    refuse,
+)
 from deepseal.secure_inference.transport import Channel, Hello, Kind, handshake
 
-Array = NDArray[np.uint8]
-BLOCK = 16
 TABLE = 32
 _FRAME = 1 << 18  # bytes of tables in a frame: stays in the cache from garbling to sending
 _LABELS = 1 << 17  # bytes of labels that a replay keeps in the cache
 _WIDE = 16  # lanes from which the netlist's own order keeps the processor busy
-_TRANSFERS = 1 << 20  # oblivious transfers in a frame
+_REVEALED = 1 << 19  # labels in a frame
 HASH = "tmmo-aes128"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What both parties must agree on.
+    """The engine's settings.
 
     Args:
-        ot_k: bits of the offset that each tree of SoftSpoken takes, 1 to 8; 1 is IKNP.
-        base_ot: where the first 128 oblivious transfers come from.
+        transfer: how labels get to the evaluator; both parties must agree.
         kernels: AES kernels to use; empty takes the fastest that this processor has. The bytes are the same.
     """
 
-    ot_k: int = 2
-    base_ot: BaseOt = field(default_factory=ChouOrlandi)
+    transfer: TransferSettings = field(default_factory=TransferSettings)
     kernels: str = ""
 
     def parameters(self) -> dict[str, int | str]:
         """What goes into the handshake."""
-        return {"hash": HASH, "ot": f"softspoken-{self.ot_k}", "base_ot": self.base_ot.name}
+        return {"hash": HASH, **self.transfer.parameters()}
 
 
 class Program:
@@ -84,11 +84,7 @@ class GarblerParty:
         self._delta = _native.Delta()
         self._garbler = _native.Garbler(self._delta, self._keys)
         self._frame = np.empty(_FRAME, dtype=np.uint8)
-        with channel.phase("base-ot"):
-            chosen = settings.base_ot.choose(channel, session, self._delta.choose)
-            opening = channel.receive(Kind.BASE_OT, at_most=1 << 16)
-        with _checked(channel):
-            self._sender = _native.CotSender(self._keys, settings.ot_k, self._delta, chosen, _array(opening))
+        self.transfer = TransferSender(channel, session, self._keys, self._delta, settings.transfer)
 
     @property
     def and_gates(self) -> int:
@@ -104,14 +100,8 @@ class GarblerParty:
 
     def peer_labels(self, n: int) -> Array:
         """Zero labels (n, 16) of the evaluator's bits, by correlated oblivious transfer."""
-        labels = np.empty((n, BLOCK), dtype=np.uint8)
-        with self.channel.phase("inputs"), _checked(self.channel):
-            for start in range(0, n, _TRANSFERS):
-                count = min(_TRANSFERS, n - start)
-                size = self._sender.correction_bytes(count)
-                corrections = self.channel.receive(Kind.OT, at_most=size)
-                labels[start : start + count] = self._sender.extend(_array(corrections), count)
-        return labels
+        with self.channel.phase("inputs"):
+            return self.transfer.correlated(n)
 
     def garble(self, program: Program, zero: Array) -> Array:
         """Send the tables of a netlist; its outputs' zero labels, (output bits, lanes, 16).
@@ -147,13 +137,13 @@ class GarblerParty:
         flat = zero.reshape(-1, BLOCK)
         active = np.empty_like(flat)
         with self.channel.phase("outputs"):
-            for start in range(0, len(flat), _TRANSFERS // 2):
-                part = active[start : start + _TRANSFERS // 2]
+            for start in range(0, len(flat), _REVEALED):
+                part = active[start : start + _REVEALED]
                 if self.channel.receive_into(Kind.OUTPUT, part) != part.nbytes:
-                    _refuse(self.channel, "an active label for each output", "fewer")
+                    refuse(self.channel, "an active label for each output", "fewer")
         bits = self._garbler.decode(flat, active)
         if bits is None:
-            _refuse(self.channel, "active labels of this circuit", "others")
+            refuse(self.channel, "active labels of this circuit", "others")
         return bits
 
 
@@ -165,11 +155,7 @@ class EvaluatorParty:
         self._keys = _native.Session(_seed(session), settings.kernels)
         self._evaluator = _native.Evaluator(self._keys)
         self._frame = np.empty(_FRAME, dtype=np.uint8)
-        with channel.phase("base-ot"):
-            pairs = settings.base_ot.offer(channel, session)
-            self._receiver = _native.CotReceiver(self._keys, settings.ot_k, pairs)
-            channel.send(Kind.BASE_OT, self._receiver.opening)
-            channel.flush()
+        self.transfer = TransferReceiver(channel, session, self._keys, settings.transfer)
 
     @property
     def and_gates(self) -> int:
@@ -181,19 +167,13 @@ class EvaluatorParty:
         with self.channel.phase("inputs"):
             seed = self.channel.receive(Kind.INPUT, at_most=BLOCK)
         if len(seed) != BLOCK:
-            _refuse(self.channel, f"a seed of {BLOCK} bytes", f"{len(seed)}")
+            refuse(self.channel, f"a seed of {BLOCK} bytes", f"{len(seed)}")
         return _native.active_labels(self._keys, seed, n)
 
     def own_labels(self, bits: Array) -> Array:
         """Active labels (n, 16) of our bits, by correlated oblivious transfer: 128 / k bits sent for each."""
-        labels = np.empty((len(bits), BLOCK), dtype=np.uint8)
         with self.channel.phase("inputs"):
-            for start in range(0, len(bits), _TRANSFERS):
-                part = np.ascontiguousarray(bits[start : start + _TRANSFERS])
-                labels[start : start + len(part)], corrections = self._receiver.extend(part)
-                self.channel.send(Kind.OT, corrections)
-            self.channel.flush()
-        return labels
+            return self.transfer.correlated(bits)
 
     def evaluate(self, program: Program, active: Array) -> Array:
         """Take the tables of a netlist; its outputs' active labels, (output bits, lanes, 16).
@@ -211,7 +191,7 @@ class EvaluatorParty:
                 while run.tables_left:
                     count = self.channel.receive_into(Kind.TABLES, self._frame)
                     if count == 0 or count % TABLE or count // TABLE > run.tables_left:
-                        _refuse(self.channel, f"up to {run.tables_left} tables of {TABLE} bytes", f"{count} bytes")
+                        refuse(self.channel, f"up to {run.tables_left} tables of {TABLE} bytes", f"{count} bytes")
                     run.next(self._frame[:count])
                 results.append(run.outputs())
         return np.concatenate(results, axis=1)
@@ -223,16 +203,16 @@ class EvaluatorParty:
         with self.channel.phase("outputs"):
             packed = self.channel.receive(Kind.OUTPUT, at_most=size)
         if len(packed) != size:
-            _refuse(self.channel, f"{size} bytes of colour bits", f"{len(packed)}")
-        bits: Array = colours ^ np.unpackbits(_array(packed), count=len(colours))
+            refuse(self.channel, f"{size} bytes of colour bits", f"{len(packed)}")
+        bits: Array = colours ^ np.unpackbits(array(packed), count=len(colours))
         return bits
 
     def tell(self, active: Array) -> None:
         """Let the garbler read these wires: send the active labels, which nobody can make up."""
         flat = np.ascontiguousarray(active.reshape(-1, BLOCK))
         with self.channel.phase("outputs"):
-            for start in range(0, len(flat), _TRANSFERS // 2):
-                self.channel.send(Kind.OUTPUT, flat[start : start + _TRANSFERS // 2])
+            for start in range(0, len(flat), _REVEALED):
+                self.channel.send(Kind.OUTPUT, flat[start : start + _REVEALED])
             self.channel.flush()
 
 
@@ -276,24 +256,3 @@ def start_evaluator(
 
 def _seed(session: bytes) -> bytes:
     return hashlib.sha256(b"deepseal engine 1" + session).digest()[:BLOCK]
-
-
-def _array(data: bytes) -> Array:
-    return np.frombuffer(data, dtype=np.uint8)
-
-
-@contextlib.contextmanager
-def _checked(channel: Channel) -> Iterator[None]:
-    """The engine refuses what has the wrong length: then the other party is told, and the user."""
-    try:
-        yield
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        _refuse(channel, "a message of the right length", str(error))
-
-
-def _refuse(channel: Channel, expected: str, found: str) -> NoReturn:
-    channel.refuse(f"expected {expected}, found {found}")
-    do = "use the same DeepSeal on both sides and start again"
-    raise ProtocolError(f"{expected} from the other party", found=found, do=do)

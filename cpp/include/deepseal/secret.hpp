@@ -1,6 +1,7 @@
 // Delta, the secret offset of free XOR and of correlated OT, and randomness from the operating system.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -27,7 +28,12 @@ class Delta {
   // out[i] = bit i of delta ? ones[i] : zeros[i], by masks; 128 items of `width` bytes each.
   void choose(const std::uint8_t* zeros, const std::uint8_t* ones, std::size_t width, std::uint8_t* out) const;
 
+  // rows[i] ^= bit i of delta ? value : 0
+  void add_where_set(Block value, std::array<Block, 128>& rows) const;
+
  private:
+  std::uint64_t bit(unsigned i) const noexcept { return (i < 64 ? value_.low >> i : value_.high >> (i - 64)) & 1; }
+
   friend class Garbler;
   friend class CotSender;
   friend class OtKeys;

@@ -43,6 +43,10 @@ class CotReceiver {
   // What the sender needs to open its trees.
   std::span<const Block> opening() const noexcept { return opening_; }
 
+  // For the check of the trees (section 4.2 of the paper): two blocks a leaf, tree by tree. The receiver sends each
+  // tree's sum and a digest of all; the sender completes its own from the sums and compares the digest.
+  std::span<const Block> leaf_checks() const noexcept { return leaf_checks_; }
+
   // bits: n choice bits, one a byte. Gives t for each of them and the corrections to send.
   void extend(const std::uint8_t* bits, std::size_t n, Block* t, std::vector<Block>& corrections);
 
@@ -52,6 +56,7 @@ class CotReceiver {
   const Kernels& kernels_;
   Trees trees_;
   std::vector<Block> opening_;
+  std::vector<Block> leaf_checks_;
   std::vector<std::vector<AesKey>> leaves_;
   std::uint64_t position_ = 0;  // blocks of 128 OTs
 };
@@ -66,6 +71,9 @@ class CotSender {
   // Gives q for n OTs. Throws std::invalid_argument for corrections of the wrong length.
   void extend(std::span<const Block> corrections, std::size_t n, Block* q);
 
+  // As the receiver's if it was honest, from its sums of each tree (two blocks each).
+  std::vector<Block> leaf_checks(std::span<const Block> sums) const;
+
   std::uint64_t used() const noexcept { return 128 * position_; }
   std::size_t correction_blocks(std::size_t n) const noexcept { return trees_.count() * ((n + 127) / 128); }
 
@@ -75,6 +83,7 @@ class CotSender {
   std::shared_ptr<const Delta> delta_;
   // At offset e lies the leaf of index e ^ (the tree's bits of delta); offset 0 is the unknown one.
   std::vector<std::vector<AesKey>> leaves_;
+  std::vector<Block> leaf_checks_;  // in the order of offsets
   std::uint64_t position_ = 0;
 };
 
