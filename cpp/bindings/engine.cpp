@@ -55,6 +55,16 @@ class Blocks {
   std::span<const Block> view_;
 };
 
+// A replay, and the caller's input labels, which it reads until its end.
+template <class Replay>
+class Held : private Blocks, public Replay {
+ public:
+  template <class Party>
+  Held(const py::buffer& labels, const std::shared_ptr<Party>& party, const std::shared_ptr<Plan>& plan, std::size_t lanes,
+       std::size_t chunk)
+      : Blocks(labels), Replay(party, plan, lanes, view(), chunk) {}
+};
+
 Block* blocks_in(Bytes& array) { return reinterpret_cast<Block*>(array.mutable_data()); }
 
 Bytes new_blocks(std::vector<py::ssize_t> shape) {
@@ -166,17 +176,17 @@ void bind_gates(py::module_& m) {
           py::arg("zero"), py::arg("active"), "The bits of active labels; None if one is neither of its wire's labels.")
       .def(
           "garbling",
-          [](const std::shared_ptr<Garbler>& garbler, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& zero) {
-            const Blocks labels(zero);
-            return std::make_unique<Garbling>(garbler, plan, lanes, labels.view());
+          [](const std::shared_ptr<Garbler>& garbler, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& zero, std::size_t chunk) {
+            return std::make_unique<Held<Garbling>>(zero, garbler, plan, lanes, chunk);
           },
-          py::arg("plan"), py::arg("lanes"), py::arg("zero"), "Garble a netlist on `lanes` inputs; zero labels (inputs, lanes, 16).");
+          py::arg("plan"), py::arg("lanes"), py::arg("zero"), py::arg("chunk") = 0,
+          "Garble a netlist on `lanes` inputs, `chunk` at a time (0: all); zero labels (inputs, lanes, 16).");
 
-  py::class_<Garbling>(m, "Garbling", "Produces tables.")
-      .def_property_readonly("tables_left", &Garbling::tables_left)
+  py::class_<Held<Garbling>>(m, "Garbling", "Produces tables.")
+      .def_property_readonly("tables_left", &Held<Garbling>::tables_left)
       .def(
           "next",
-          [](Garbling& garbling, const py::buffer& buffer) {
+          [](Held<Garbling>& garbling, const py::buffer& buffer) {
             const py::buffer_info info = buffer.request(true);
             const auto size = static_cast<std::size_t>(info.size * info.itemsize);
             require(reinterpret_cast<std::uintptr_t>(info.ptr) % alignof(Block) == 0, "a buffer aligned to 16 bytes", size);
@@ -185,8 +195,8 @@ void bind_gates(py::module_& m) {
             return garbling.next(room) * table_blocks * sizeof(Block);
           },
           py::arg("buffer"), "Write the next tables, as many as fit; the number of bytes.")
-      .def("outputs", [](Garbling& garbling) {
-        const std::vector<Block> labels = garbling.outputs();
+      .def("outputs", [](Held<Garbling>& garbling) {
+        const std::vector<Block>& labels = garbling.outputs();
         return to_array(labels, {signed_size(labels.size() / garbling.lanes()), signed_size(garbling.lanes())});
       });
 
@@ -195,24 +205,24 @@ void bind_gates(py::module_& m) {
       .def_property_readonly("gates", &Evaluator::gates)
       .def(
           "evaluation",
-          [](const std::shared_ptr<Evaluator>& evaluator, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& active) {
-            const Blocks labels(active);
-            return std::make_unique<Evaluation>(evaluator, plan, lanes, labels.view());
+          [](const std::shared_ptr<Evaluator>& evaluator, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& active, std::size_t chunk) {
+            return std::make_unique<Held<Evaluation>>(active, evaluator, plan, lanes, chunk);
           },
-          py::arg("plan"), py::arg("lanes"), py::arg("active"), "Evaluate a netlist; active labels (inputs, lanes, 16).");
+          py::arg("plan"), py::arg("lanes"), py::arg("active"), py::arg("chunk") = 0,
+          "Evaluate a netlist; active labels (inputs, lanes, 16), chunks as the garbler's.");
 
-  py::class_<Evaluation>(m, "Evaluation", "Consumes tables.")
-      .def_property_readonly("tables_left", &Evaluation::tables_left)
+  py::class_<Held<Evaluation>>(m, "Evaluation", "Consumes tables.")
+      .def_property_readonly("tables_left", &Held<Evaluation>::tables_left)
       .def(
           "next",
-          [](Evaluation& evaluation, const py::buffer& tables) {
+          [](Held<Evaluation>& evaluation, const py::buffer& tables) {
             const Blocks view(tables);
             const py::gil_scoped_release release;
             evaluation.next(view.view());
           },
           py::arg("tables"), "Take the next tables.")
-      .def("outputs", [](Evaluation& evaluation) {
-        const std::vector<Block> labels = evaluation.outputs();
+      .def("outputs", [](Held<Evaluation>& evaluation) {
+        const std::vector<Block>& labels = evaluation.outputs();
         return to_array(labels, {signed_size(labels.size() / evaluation.lanes()), signed_size(evaluation.lanes())});
       });
 

@@ -74,13 +74,37 @@ void Evaluator::take(const Block* a, const Block* b, const Block* tables, Block*
   gates_ += n;
 }
 
-Replay::Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels)
-    : plan_(std::move(plan)), lanes_(lanes), left_(plan_->and_gates() * lanes) {
+Replay::Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels, std::size_t chunk)
+    : plan_(std::move(plan)),
+      inputs_(labels),
+      all_(lanes),
+      chunk_(chunk == 0 ? lanes : std::min(chunk, lanes)),
+      left_(plan_->and_gates() * lanes) {
   if (lanes == 0 || labels.size() != plan_->inputs() * lanes)
     throw std::invalid_argument("expected a label for each input and lane, found another number of them");
-  labels_.resize(plan_->slots() * lanes);
-  std::ranges::copy(labels, labels_.begin());
-  if (lanes < wide) scratch_.resize(3 * (group + wide));
+  labels_ = std::make_unique_for_overwrite<Block[]>(plan_->slots() * chunk_);
+  outputs_.resize(plan_->outputs().size() * lanes);
+  scratch_.resize(3 * (group + wide));
+  load();
+}
+
+void Replay::load() {
+  lanes_ = std::min(chunk_, all_ - start_);
+  position_ = 0;
+  for (std::size_t input = 0; input < plan_->inputs(); ++input)
+    std::copy_n(&inputs_[input * all_ + start_], lanes_, &labels_[input * lanes_]);
+}
+
+// A constant's active label is 0, on both sides, so it costs nothing.
+void Replay::collect(Block one) {
+  const auto outputs = plan_->outputs();
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    Block* to = &outputs_[i * all_ + start_];
+    if (outputs[i].constant)
+      std::fill_n(to, lanes_, mask(outputs[i].value) & one);
+    else
+      std::copy_n(&labels_[outputs[i].value * lanes_], lanes_, to);
+  }
 }
 
 template <class Gates>
@@ -108,11 +132,17 @@ std::size_t Replay::gather(std::size_t capacity, std::size_t offset, const Gates
 }
 
 template <class Gates, class Invert>
-std::size_t Replay::run(std::size_t capacity, const Gates& gates, const Invert& invert) {
+std::size_t Replay::run(std::size_t capacity, const Gates& gates, const Invert& invert, Block one) {
   const auto steps = plan_->steps();
-  const bool gathers = lanes_ < wide && plan_->order() == Order::depth;
   std::size_t done = 0;
-  while (position_ < steps.size()) {
+  while (start_ < all_) {
+    if (position_ == steps.size()) {
+      collect(one);
+      start_ += lanes_;
+      if (start_ < all_) load();
+      continue;
+    }
+    const bool gathers = lanes_ < wide && plan_->order() == Order::depth;
     const Step& step = steps[position_];
     const Block* a = &labels_[step.a * lanes_];
     const Block* b = &labels_[step.b * lanes_];
@@ -140,14 +170,9 @@ std::size_t Replay::run(std::size_t capacity, const Gates& gates, const Invert& 
   return done;
 }
 
-std::vector<Block> Replay::collect(Block one) const {
+const std::vector<Block>& Replay::collected() const {
   if (!done()) throw std::logic_error("expected all tables to be through, found " + std::to_string(left_) + " left");
-  std::vector<Block> result;
-  result.reserve(plan_->outputs().size() * lanes_);
-  for (const Output& output : plan_->outputs())
-    for (std::size_t lane = 0; lane < lanes_; ++lane)
-      result.push_back(output.constant ? mask(output.value) & one : labels_[output.value * lanes_ + lane]);
-  return result;
+  return outputs_;
 }
 
 std::size_t Garbling::next(std::span<Block> tables) {
@@ -156,13 +181,12 @@ std::size_t Garbling::next(std::span<Block> tables) {
       [&](const Block* a, const Block* b, Block* c, std::size_t offset, std::size_t n) {
         garbler_->take(a, b, c, tables.data() + table_blocks * offset, n);
       },
-      [&](const Block* a, Block* c, std::size_t n) { garbler_->invert(a, c, n); });
+      [&](const Block* a, Block* c, std::size_t n) { garbler_->invert(a, c, n); }, garbler_->label_of(true));
 }
 
-// A constant's active label is 0, on both sides, so it costs nothing.
-std::vector<Block> Garbling::outputs() {
+const std::vector<Block>& Garbling::outputs() {
   next({});  // what is free after the last table
-  return collect(garbler_->label_of(true));
+  return collected();
 }
 
 void Evaluation::next(std::span<const Block> tables) {
@@ -176,12 +200,13 @@ void Evaluation::next(std::span<const Block> tables) {
       },
       [&](const Block* a, Block* c, std::size_t n) {
         if (a != c) std::copy(a, a + n, c);
-      });
+      },
+      Block{});
 }
 
-std::vector<Block> Evaluation::outputs() {
+const std::vector<Block>& Evaluation::outputs() {
   next({});
-  return collect(Block{});
+  return collected();
 }
 
 }  // namespace deepseal

@@ -19,12 +19,17 @@ DEEPSEAL_INLINE void hash_vectors(const AesKey& key, V (&x)[K], const V (&tweaks
   for (std::size_t i = 0; i < K; ++i) x[i] = x[i] ^ inner[i];
 }
 
+// The tweaks of the left halves of V::blocks gates from `first` on; those of the right halves are greater by 1.
+template <class V>
+DEEPSEAL_INLINE V gate_tweaks(std::uint64_t first) {
+  return V::count(tweak(Domain::gate, 0, 2 * first), 2);
+}
+
 // M vectors of gates, all of them in flight at once.
 template <class V, std::size_t M>
-DEEPSEAL_INLINE void garble_step(const AesKey& key, Block delta, const Block* a, const Block* b, Block* c, Block* tables,
-                                 std::uint64_t first) {
+DEEPSEAL_INLINE void garble_step(const AesKey& key, V offset, const Block* a, const Block* b, Block* c, Block* tables,
+                                 V first) {
   constexpr std::size_t N = V::blocks;
-  const V offset = V::broadcast(delta);
   V x[4 * M];
   V tweaks[4 * M];
   V zero[2 * M];
@@ -35,8 +40,8 @@ DEEPSEAL_INLINE void garble_step(const AesKey& key, Block delta, const Block* a,
     x[4 * i + 1] = a0 ^ offset;
     x[4 * i + 2] = b0;
     x[4 * i + 3] = b0 ^ offset;
-    tweaks[4 * i] = tweaks[4 * i + 1] = V::count(tweak(Domain::gate, 0, 2 * (first + i * N)), 2);
-    tweaks[4 * i + 2] = tweaks[4 * i + 3] = V::count(tweak(Domain::gate, 0, 2 * (first + i * N) + 1), 2);
+    tweaks[4 * i] = tweaks[4 * i + 1] = first.advanced(2 * i * N);
+    tweaks[4 * i + 2] = tweaks[4 * i + 3] = first.advanced(2 * i * N + 1);
   }
   hash_vectors<V, 4 * M>(key, x, tweaks);
   for (std::size_t i = 0; i < M; ++i) {
@@ -53,7 +58,7 @@ DEEPSEAL_INLINE void garble_step(const AesKey& key, Block delta, const Block* a,
 
 template <class V, std::size_t M>
 DEEPSEAL_INLINE void evaluate_step(const AesKey& key, const Block* a, const Block* b, const Block* tables, Block* c,
-                                   std::uint64_t first) {
+                                   V first) {
   constexpr std::size_t N = V::blocks;
   V x[2 * M];
   V tweaks[2 * M];
@@ -61,8 +66,8 @@ DEEPSEAL_INLINE void evaluate_step(const AesKey& key, const Block* a, const Bloc
   for (std::size_t i = 0; i < M; ++i) {
     x[2 * i] = active[2 * i] = V::load(a + i * N);
     x[2 * i + 1] = active[2 * i + 1] = V::load(b + i * N);
-    tweaks[2 * i] = V::count(tweak(Domain::gate, 0, 2 * (first + i * N)), 2);
-    tweaks[2 * i + 1] = V::count(tweak(Domain::gate, 0, 2 * (first + i * N) + 1), 2);
+    tweaks[2 * i] = first.advanced(2 * i * N);
+    tweaks[2 * i + 1] = first.advanced(2 * i * N + 1);
   }
   hash_vectors<V, 2 * M>(key, x, tweaks);
   for (std::size_t i = 0; i < M; ++i) {
@@ -79,9 +84,13 @@ template <class V>
 void garble_gates(const AesKey& key, Block delta, const Block* a, const Block* b, Block* c, Block* tables,
                   std::uint64_t first, std::size_t n) {
   constexpr std::size_t step = V::garbled * V::blocks;
+  const V offset = V::broadcast(delta);
+  V tweaks = gate_tweaks<V>(first);
   std::size_t i = 0;
-  for (; i + step <= n; i += step)
-    garble_step<V, V::garbled>(key, delta, a + i, b + i, c + i, tables + 2 * i, first + i);
+  for (; i + step <= n; i += step) {
+    garble_step<V, V::garbled>(key, offset, a + i, b + i, c + i, tables + 2 * i, tweaks);
+    tweaks = tweaks.advanced(2 * step);
+  }
   if (i == n) return;
   Block padded[3][step] = {};
   Block rows[2 * step];
@@ -89,7 +98,7 @@ void garble_gates(const AesKey& key, Block delta, const Block* a, const Block* b
     padded[0][j] = a[i + j];
     padded[1][j] = b[i + j];
   }
-  garble_step<V, V::garbled>(key, delta, padded[0], padded[1], padded[2], rows, first + i);
+  garble_step<V, V::garbled>(key, offset, padded[0], padded[1], padded[2], rows, tweaks);
   for (std::size_t j = 0; j < n - i; ++j) {
     c[i + j] = padded[2][j];
     tables[2 * (i + j)] = rows[2 * j];
@@ -101,9 +110,12 @@ template <class V>
 void evaluate_gates(const AesKey& key, const Block* a, const Block* b, const Block* tables, Block* c,
                     std::uint64_t first, std::size_t n) {
   constexpr std::size_t step = V::evaluated * V::blocks;
+  V tweaks = gate_tweaks<V>(first);
   std::size_t i = 0;
-  for (; i + step <= n; i += step)
-    evaluate_step<V, V::evaluated>(key, a + i, b + i, tables + 2 * i, c + i, first + i);
+  for (; i + step <= n; i += step) {
+    evaluate_step<V, V::evaluated>(key, a + i, b + i, tables + 2 * i, c + i, tweaks);
+    tweaks = tweaks.advanced(2 * step);
+  }
   if (i == n) return;
   Block padded[3][step] = {};
   Block rows[2 * step] = {};
@@ -113,7 +125,7 @@ void evaluate_gates(const AesKey& key, const Block* a, const Block* b, const Blo
     rows[2 * j] = tables[2 * (i + j)];
     rows[2 * j + 1] = tables[2 * (i + j) + 1];
   }
-  evaluate_step<V, V::evaluated>(key, padded[0], padded[1], rows, padded[2], first + i);
+  evaluate_step<V, V::evaluated>(key, padded[0], padded[1], rows, padded[2], tweaks);
   for (std::size_t j = 0; j < n - i; ++j) c[i + j] = padded[2][j];
 }
 
@@ -122,6 +134,7 @@ void hash_blocks(const AesKey& key, const Block* x, Block first, Block* out, std
   constexpr std::size_t K = 8;
   constexpr std::size_t step = K * V::blocks;
   Block padded[step] = {};
+  V counter = V::count(first, 1);
   for (std::size_t i = 0; i < n; i += step) {
     const std::size_t size = n - i < step ? n - i : step;
     const Block* from = x + i;
@@ -133,8 +146,9 @@ void hash_blocks(const AesKey& key, const Block* x, Block first, Block* out, std
     V tweaks[K];
     for (std::size_t j = 0; j < K; ++j) {
       vectors[j] = V::load(from + j * V::blocks);
-      tweaks[j] = V::count({first.low + i + j * V::blocks, first.high}, 1);
+      tweaks[j] = counter.advanced(j * V::blocks);
     }
+    counter = counter.advanced(step);
     hash_vectors<V, K>(key, vectors, tweaks);
     Block* to = size < step ? padded : out + i;
     for (std::size_t j = 0; j < K; ++j) V::store(to + j * V::blocks, vectors[j]);
@@ -143,9 +157,9 @@ void hash_blocks(const AesKey& key, const Block* x, Block first, Block* out, std
   }
 }
 
-// out[i] = AES(x(i)) for vectors made by `vector(i)`, the index of their first block.
+// out[i] = AES(x(i)) for vectors made by `vector(i)`, called in order with the index of their first block.
 template <class V, class Source>
-DEEPSEAL_INLINE void encrypt_from(const AesKey& key, const Source& vector, Block* out, std::size_t n) {
+DEEPSEAL_INLINE void encrypt_from(const AesKey& key, Source vector, Block* out, std::size_t n) {
   constexpr std::size_t K = 8;
   constexpr std::size_t step = K * V::blocks;
   for (std::size_t i = 0; i < n; i += step) {
@@ -164,7 +178,12 @@ DEEPSEAL_INLINE void encrypt_from(const AesKey& key, const Source& vector, Block
 
 template <class V>
 void stream_blocks(const AesKey& key, Block first, Block* out, std::size_t n) {
-  const auto counter = [&](std::size_t i) { return V::count({first.low + i, first.high}, 1); };
+  V next = V::count(first, 1);
+  const auto counter = [next](std::size_t) mutable {
+    const V current = next;
+    next = next.advanced(V::blocks);
+    return current;
+  };
   encrypt_from<V>(key, counter, out, n);
 }
 

@@ -33,6 +33,9 @@ struct Vector {
     x = load(from);
     y = load(from + 1);
   }
+  DEEPSEAL_INLINE Vector advanced(std::uint64_t by) const {
+    return {_mm_add_epi64(value, _mm_set_epi64x(0, static_cast<long long>(by)))};
+  }
   DEEPSEAL_INLINE Vector round(Vector key) const { return {_mm_aesenc_si128(value, key.value)}; }
   DEEPSEAL_INLINE Vector last_round(Vector key) const { return {_mm_aesenclast_si128(value, key.value)}; }
 };

@@ -185,6 +185,7 @@ struct Vector {
   static void store(Block* to, Vector x) { *to = x.value; }
   static Vector broadcast(const Block& block) { return {block}; }
   static Vector count(Block first, int) { return {first}; }
+  Vector advanced(std::uint64_t by) const { return {{value.low + by, value.high}}; }
   static Vector spread(Vector x) { return {mask(x.value.low)}; }
   static void store_pairs(Block* to, Vector x, Vector y) {
     to[0] = x.value;

@@ -21,7 +21,8 @@ struct Vector {
   DEEPSEAL_INLINE static Vector broadcast(const Block& block) { return {_mm256_broadcastsi128_si256(load_block(&block))}; }
   // first, first + step, ... in the low halves
   DEEPSEAL_INLINE static Vector count(Block first, int step) {
-    return {_mm256_add_epi64(broadcast(first).value, _mm256_set_epi64x(0, step, 0, 0))};
+    const __m128i one = _mm_set_epi64x(static_cast<long long>(first.high), static_cast<long long>(first.low));
+    return {_mm256_add_epi64(_mm256_broadcastsi128_si256(one), _mm256_set_epi64x(0, step, 0, 0))};
   }
   // All bits of each block set to its bit 0.
   DEEPSEAL_INLINE static Vector spread(Vector x) {
@@ -36,6 +37,10 @@ struct Vector {
     const Vector second = load(from + 2);
     x = {_mm256_permute2x128_si256(first.value, second.value, 0x20)};
     y = {_mm256_permute2x128_si256(first.value, second.value, 0x31)};
+  }
+  DEEPSEAL_INLINE Vector advanced(std::uint64_t by) const {
+    const auto low = static_cast<long long>(by);
+    return {_mm256_add_epi64(value, _mm256_set_epi64x(0, low, 0, low))};
   }
   DEEPSEAL_INLINE Vector round(Vector key) const { return {_mm256_aesenc_epi128(value, key.value)}; }
   DEEPSEAL_INLINE Vector last_round(Vector key) const { return {_mm256_aesenclast_epi128(value, key.value)}; }

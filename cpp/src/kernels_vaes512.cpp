@@ -19,7 +19,8 @@ struct Vector {
   DEEPSEAL_INLINE static Vector broadcast(const Block& block) { return {_mm512_broadcast_i32x4(load_block(&block))}; }
   // first, first + step, ... in the low halves
   DEEPSEAL_INLINE static Vector count(Block first, int step) {
-    return {_mm512_add_epi64(broadcast(first).value, _mm512_set_epi64(0, 3 * step, 0, 2 * step, 0, step, 0, 0))};
+    const __m128i one = _mm_set_epi64x(static_cast<long long>(first.high), static_cast<long long>(first.low));
+    return {_mm512_add_epi64(_mm512_broadcast_i32x4(one), _mm512_set_epi64(0, 3 * step, 0, 2 * step, 0, step, 0, 0))};
   }
   // All bits of each block set to its bit 0.
   DEEPSEAL_INLINE static Vector spread(Vector x) {
@@ -38,6 +39,10 @@ struct Vector {
     const __m512i odd = _mm512_set_epi64(15, 14, 11, 10, 7, 6, 3, 2);
     x = {_mm512_permutex2var_epi64(first.value, even, second.value)};
     y = {_mm512_permutex2var_epi64(first.value, odd, second.value)};
+  }
+  DEEPSEAL_INLINE Vector advanced(std::uint64_t by) const {
+    const auto low = static_cast<long long>(by);
+    return {_mm512_add_epi64(value, _mm512_set_epi64(0, low, 0, low, 0, low, 0, low))};
   }
   DEEPSEAL_INLINE Vector round(Vector key) const { return {_mm512_aesenc_epi128(value, key.value)}; }
   DEEPSEAL_INLINE Vector last_round(Vector key) const { return {_mm512_aesenclast_epi128(value, key.value)}; }

@@ -16,10 +16,16 @@ std::vector<Case>& cases() {
   return all;
 }
 
+std::vector<std::string>& captured() {
+  static std::vector<std::string> all;
+  return all;
+}
+
 bool check(bool passed, const char* expression, const char* file, int line) {
   if (!passed) {
     ++failed_checks;
     std::cerr << file << ':' << line << ": failed: " << expression << '\n';
+    for (const std::string& text : captured()) std::cerr << "  " << text << '\n';
   }
   return passed;
 }

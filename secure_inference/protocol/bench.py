@@ -58,20 +58,19 @@ def bench_memory(kernels: str = "", *, seconds: float = 0.5, repeats: int = 5) -
     garbler, evaluator = _native.Garbler(_native.Delta(), session), _native.Evaluator(session)
     zero = np.random.default_rng(0).integers(0, 256, (2 * WIDTH, LANES, 16), dtype=np.uint8)
     frame = np.empty(1 << 18, dtype=np.uint8)
-    size = program.chunks(LANES)[0][1]
-    labels = np.ascontiguousarray(zero[:, :size])
+    chunk = program.chunk(LANES)
 
     def garble() -> int:
-        run = garbler.garbling(plan, size, labels)
+        run = garbler.garbling(plan, LANES, zero, chunk)
         while run.next(frame):
             pass
-        return plan.and_gates * size
+        return plan.and_gates * LANES
 
     def evaluate() -> int:
-        run = evaluator.evaluation(plan, size, labels)
+        run = evaluator.evaluation(plan, LANES, zero, chunk)
         while run.tables_left:
             run.next(frame[: min(frame.nbytes, 32 * run.tables_left)])
-        return plan.and_gates * size
+        return plan.and_gates * LANES
 
     return {"garble": _rate(garble, seconds, repeats), "evaluate": _rate(evaluate, seconds, repeats)}
 

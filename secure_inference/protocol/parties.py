@@ -69,10 +69,9 @@ class Program:
             self._plans[order] = _native.Plan(n.input_bits, n.ops, n.a, n.b, n.output_wires, order)
         return self._plans[order]
 
-    def chunks(self, lanes: int) -> list[tuple[int, int]]:
-        """The lanes that are replayed together, as (start, stop): as many as keep the labels in the cache."""
-        size = max(_WIDE, _LABELS // (BLOCK * max(1, self.plan(lanes).slots)) // _WIDE * _WIDE)
-        return [(start, min(start + size, lanes)) for start in range(0, lanes, size)]
+    def chunk(self, lanes: int) -> int:
+        """How many lanes are replayed together: as many as keep the labels in the cache."""
+        return max(_WIDE, _LABELS // (BLOCK * max(1, self.plan(lanes).slots)) // _WIDE * _WIDE)
 
 
 class GarblerParty:
@@ -111,16 +110,13 @@ class GarblerParty:
             zero: (input bits, lanes, 16), the inputs' zero labels.
         """
         lanes = zero.shape[1]
-        plan = program.plan(lanes)
-        results = []
         with self.channel.phase("tables"):
-            for start, stop in program.chunks(lanes):
-                run = self._garbler.garbling(plan, stop - start, np.ascontiguousarray(zero[:, start:stop]))
-                while count := run.next(self._frame):
-                    self.channel.send(Kind.TABLES, self._frame[:count])
-                results.append(run.outputs())
+            labels = np.ascontiguousarray(zero)
+            run = self._garbler.garbling(program.plan(lanes), lanes, labels, program.chunk(lanes))
+            while count := run.next(self._frame):
+                self.channel.send(Kind.TABLES, self._frame[:count])
             self.channel.flush()
-        return np.concatenate(results, axis=1)
+        return run.outputs()
 
     def reveal(self, zero: Array) -> None:
         """Let the evaluator read these wires: send their colour bits."""
@@ -183,18 +179,15 @@ class EvaluatorParty:
             active: (input bits, lanes, 16), the inputs' active labels.
         """
         lanes = active.shape[1]
-        plan = program.plan(lanes)
-        results = []
         with self.channel.phase("tables"):
-            for start, stop in program.chunks(lanes):
-                run = self._evaluator.evaluation(plan, stop - start, np.ascontiguousarray(active[:, start:stop]))
-                while run.tables_left:
-                    count = self.channel.receive_into(Kind.TABLES, self._frame)
-                    if count == 0 or count % TABLE or count // TABLE > run.tables_left:
-                        refuse(self.channel, f"up to {run.tables_left} tables of {TABLE} bytes", f"{count} bytes")
-                    run.next(self._frame[:count])
-                results.append(run.outputs())
-        return np.concatenate(results, axis=1)
+            labels = np.ascontiguousarray(active)
+            run = self._evaluator.evaluation(program.plan(lanes), lanes, labels, program.chunk(lanes))
+            while run.tables_left:
+                count = self.channel.receive_into(Kind.TABLES, self._frame)
+                if count == 0 or count % TABLE or count // TABLE > run.tables_left:
+                    refuse(self.channel, f"up to {run.tables_left} tables of {TABLE} bytes", f"{count} bytes")
+                run.next(self._frame[:count])
+        return run.outputs()
 
     def reveal(self, active: Array) -> Array:
         """Bits (n,) of these wires, from the colour bits that the garbler sends."""

@@ -70,50 +70,59 @@ class Evaluator {
 // Active labels of the garbler's bits, from the seed that it sent.
 void active_labels(const Kernels& kernels, Block seed, Block* active, std::size_t n);
 
-// A netlist replayed on `lanes` independent inputs; the labels of a wire lie side by side. Resumable between any two
-// tables, so that memory does not depend on the number of gates.
+// A netlist replayed on `lanes` independent inputs, `chunk` of them at a time; the labels of a wire lie side by side.
+// Resumable between any two tables, so that memory depends neither on the number of gates nor, but for inputs and
+// outputs, on that of lanes. Tables come chunk by chunk, gate by gate, lane by lane.
 class Replay {
  public:
-  // labels: (inputs, lanes). Throws std::invalid_argument where they have another size.
-  Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels);
+  // labels: (inputs, lanes), which must stay in place until the end. chunk: 0 takes all lanes at once.
+  // Throws std::invalid_argument where they have another size.
+  Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels, std::size_t chunk);
 
-  std::size_t lanes() const noexcept { return lanes_; }
+  std::size_t lanes() const noexcept { return all_; }
   std::size_t tables_left() const noexcept { return left_; }
-  bool done() const noexcept { return position_ == plan_->steps().size(); }
+  bool done() const noexcept { return start_ == all_; }
 
  protected:
   // Runs on until `capacity` tables are through, and further over free gates. `gates(a, b, c, offset, n)` is one run of
-  // independent AND gates whose tables start at `offset`; `invert(a, c, n)` a NOT.
+  // independent AND gates whose tables start at `offset`; `invert(a, c, n)` a NOT; `one` a constant 1.
   template <class Gates, class Invert>
-  std::size_t run(std::size_t capacity, const Gates& gates, const Invert& invert);
+  std::size_t run(std::size_t capacity, const Gates& gates, const Invert& invert, Block one);
 
-  std::vector<Block> collect(Block one) const;
+  const std::vector<Block>& collected() const;
 
  private:
+  void load();
+  void collect(Block one);
   template <class Gates>
   std::size_t gather(std::size_t capacity, std::size_t offset, const Gates& gates);
 
   std::shared_ptr<const Plan> plan_;
-  std::size_t lanes_;
+  std::span<const Block> inputs_;
+  std::size_t all_;
+  std::size_t chunk_;
   std::size_t left_;
+  std::size_t start_ = 0;  // first lane of the chunk
+  std::size_t lanes_ = 0;  // lanes of the chunk
   std::size_t position_ = 0;
   std::size_t lane_ = 0;
-  std::vector<Block> labels_;   // (slots, lanes)
-  std::vector<Block> scratch_;  // (3, a group of gates)
+  std::unique_ptr<Block[]> labels_;  // (slots, lanes of the chunk)
+  std::vector<Block> scratch_;       // (3, a group of gates)
+  std::vector<Block> outputs_;       // (outputs, lanes)
 };
 
 class Garbling : public Replay {
  public:
   // zero: zero labels of the inputs, (inputs, lanes)
   Garbling(std::shared_ptr<Garbler> garbler, std::shared_ptr<const Plan> plan, std::size_t lanes,
-           std::span<const Block> zero)
-      : Replay(std::move(plan), lanes, zero), garbler_(std::move(garbler)) {}
+           std::span<const Block> zero, std::size_t chunk = 0)
+      : Replay(std::move(plan), lanes, zero, chunk), garbler_(std::move(garbler)) {}
 
   // Writes the next tables, as many as fit; the number written. 0 only at the end.
   std::size_t next(std::span<Block> tables);
 
   // Zero labels, (outputs, lanes). Throws std::logic_error before the end.
-  std::vector<Block> outputs();
+  const std::vector<Block>& outputs();
 
  private:
   std::shared_ptr<Garbler> garbler_;
@@ -123,14 +132,14 @@ class Evaluation : public Replay {
  public:
   // active: active labels of the inputs, (inputs, lanes)
   Evaluation(std::shared_ptr<Evaluator> evaluator, std::shared_ptr<const Plan> plan, std::size_t lanes,
-             std::span<const Block> active)
-      : Replay(std::move(plan), lanes, active), evaluator_(std::move(evaluator)) {}
+             std::span<const Block> active, std::size_t chunk = 0)
+      : Replay(std::move(plan), lanes, active, chunk), evaluator_(std::move(evaluator)) {}
 
   // Takes the next tables. Throws std::invalid_argument for more of them than are left, or for half ones.
   void next(std::span<const Block> tables);
 
   // Active labels, (outputs, lanes). Throws std::logic_error before the end.
-  std::vector<Block> outputs();
+  const std::vector<Block>& outputs();
 
  private:
   std::shared_ptr<Evaluator> evaluator_;
