@@ -16,7 +16,7 @@ STAMP := $(VENV)/.deepseal-installed
 NATIVE := $(shell find cpp -name '*.[ch]pp')
 OMP_NUM_THREADS ?= 1
 
-.PHONY: help env demo test lint format types cpp-test benchmark-watermark clean
+.PHONY: help env demo test lint format types cpp-test benchmark-engine benchmark-watermark clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,9 @@ cpp-test: ## Build and run the C++ tests (no Python needed where CMake is instal
 	"$$cmake" --build build/cpp-test --parallel
 	cd build/cpp-test
 	"$${cmake%cmake}ctest" --output-on-failure
+
+benchmark-engine: $(STAMP) ## Measure the garbling engine, beside EMP where it is installed
+	@"$(BIN)/python" benchmarks/engine.py $(ARGS)
 
 benchmark-watermark: $(STAMP) ## Reproduce the DeepSigns table
 	@"$(BIN)/python" benchmarks/watermark_deepsigns.py $(ARGS)

@@ -1,1 +1,1 @@
-"""Private inference with garbled circuits (DeepSecure). Nothing is here yet."""
+"""Two parties compute together, and neither sees the other's input: garbled circuits and oblivious transfer."""

@@ -14,10 +14,10 @@ namespace deepseal::testing {
 
 struct Netlist {
   std::uint32_t inputs = 0;
-  std::vector<std::uint8_t> ops;
-  std::vector<std::uint32_t> a;
-  std::vector<std::uint32_t> b;
-  std::vector<std::uint32_t> outputs;
+  std::vector<std::uint8_t> ops{};
+  std::vector<std::uint32_t> a{};
+  std::vector<std::uint32_t> b{};
+  std::vector<std::uint32_t> outputs{};
 
   std::uint32_t wires() const { return inputs + static_cast<std::uint32_t>(ops.size()); }
   NetlistView view() const { return {inputs, ops, a, b, outputs}; }

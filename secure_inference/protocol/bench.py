@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import struct
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ from deepseal.secure_inference.transport import Channel, Kind, Tls, connect, lis
 WIDTH = 64
 LANES = 1024
 _TIMEOUT = 60.0
+_SECONDS = struct.Struct("<d")
 _CHILD = "from deepseal.secure_inference.protocol.bench import peer; peer()"
 
 
@@ -121,7 +123,8 @@ def bench_pair(
     """
     settings = settings or Settings()
     with listen("127.0.0.1:0", tls=tls[0] if tls else None, timeout=_TIMEOUT) as listener:
-        words = [listener.address, str(gates), str(transfers), str(settings.transfer.k), settings.kernels or "-"]
+        words = [listener.address, str(gates), str(transfers), str(settings.transfer.k), str(int(settings.transfer.checks))]
+        words += [settings.kernels or "-"]
         words += [str(cores[1]) if cores else "-"]
         words += [str(path) for path in (tls[1].certificate, tls[1].key, tls[1].ca)] if tls else []
         child = subprocess.Popen([sys.executable, "-c", _CHILD, *words], stdout=subprocess.DEVNULL)
@@ -131,6 +134,8 @@ def bench_pair(
                 os.sched_setaffinity(0, {cores[0]})
             with listener.accept() as channel:
                 result = _play(channel, "garbler", gates, transfers, settings)
+                # The evaluator's clock starts before it connects, when its process is up.
+                result["setup_seconds"] = _SECONDS.unpack(channel.receive(Kind.OUTPUT, at_most=_SECONDS.size))[0]
             if child.wait(_TIMEOUT):
                 raise TransportError(
                     "the other process to end well", found=f"status {child.returncode}", do="run again"
@@ -145,13 +150,16 @@ def bench_pair(
 
 def peer() -> None:
     """The evaluator's process; see ``bench_pair``."""
-    address, gates, transfers, k, kernels, core, *files = sys.argv[1:]
+    address, gates, transfers, k, checks, kernels, core, *files = sys.argv[1:]
     if core != "-":
         os.sched_setaffinity(0, {int(core)})
     tls = Tls(*files) if files else None
-    settings = Settings(TransferSettings(k=int(k)), kernels="" if kernels == "-" else kernels)
+    settings = Settings(TransferSettings(k=int(k), checks=checks == "1"), kernels="" if kernels == "-" else kernels)
+    clock = time.perf_counter()
     with connect(address, tls=tls, timeout=_TIMEOUT) as channel:
-        _play(channel, "evaluator", int(gates), int(transfers), settings)
+        connection = time.perf_counter() - clock
+        result = _play(channel, "evaluator", int(gates), int(transfers), settings)
+        channel.send(Kind.OUTPUT, _SECONDS.pack(connection + result["setup_seconds"]))
 
 
 def _play(channel: Channel, role: str, gates: int, transfers: int, settings: Settings) -> dict[str, Any]:

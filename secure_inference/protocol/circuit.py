@@ -167,7 +167,7 @@ def run_circuit_on_emp(
         raise InputError("outputs that both parties read, with EMP", found=readers, do=do)
     owned_by = owners_of(netlist, owners)
     own = np.concatenate([np.zeros(0, dtype=np.uint8), *own_bits(netlist, owned_by, role, values)])
-    emp.check_build()
+    emp.require_build()
     started = time.perf_counter()
     hello = Hello(role, netlist.digest(), "emp", None, {"owners": ",".join(owned_by), "readers": readers})
     handshake(channel, hello)

@@ -99,7 +99,7 @@ def emp_build(*, timeout: float = 30.0) -> EmpBuild:
     return EmpBuild(answer["headers"], name, bool(answer["native"]), int(answer["leaks"]))
 
 
-def check_build() -> None:
+def require_build() -> None:
     """Refuse, before anything is sent, where there is no EMP that was tested.
 
     Raises:
@@ -107,7 +107,7 @@ def check_build() -> None:
     """
     build = emp_build()
     if build.name is None:
-        do = "install one of the builds in docs/private-inference.md, or use DeepSeal's own engine"
+        do = "install a build that is listed in secure_inference/protocol/emp_builds.py, or use DeepSeal's own engine"
         raise InputError("an EMP build that was tested", found=f"headers with SHA-256 {build.headers}", do=do)
 
 
@@ -179,7 +179,7 @@ def measure_emp(
             "cot" (``count`` random correlated OTs) or "base_ot" (128 of them).
         count: how many gates or OTs.
         role: this party's role; the evaluator receives the OTs.
-        sock: a connected stream socket without TLS, as for ``run_emp``. EMP's own channel may leave it unusable.
+        sock: a connected stream socket without TLS, new for each measurement: EMP's channel reads ahead.
         kind: for "cot" iknp, softspoken2, softspoken4, softspoken8 or ferret; for "base_ot" co or csw.
         own_channel: send through the channel that ``run_emp`` uses and not through EMP's own.
         timeout: longest wait in seconds for the other party; EMP's own channel knows none.

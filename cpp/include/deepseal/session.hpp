@@ -10,10 +10,14 @@ namespace deepseal {
 
 // K(domain, epoch) = AES_seed(domain | epoch). An epoch is 2^14 hash calls of a garbler (4,096 gates).
 //
-// Why the key changes: with an ideal cipher, p queries to it and q hash calls, TMMO is distinguished with advantage in
-// the order of (p q + q^2) / 2^128 for each key; q <= 2^14 a key keeps this below 2^-33 for p = 2^80, however long the
-// session is (multi-instance bounds: Guo, Katz, Wang, Weng, Yu, "Better concrete security for half-gates garbling",
-// CRYPTO 2020).
+// Why the key changes. In the ideal-cipher model a call of TMMO is distinguished from random only if one of the
+// adversary's p cipher queries meets one of its two inner points, each of which has 127 bits of entropy from delta
+// (queries may go both ways: at most 4 p q / 2^127 for q calls under the key), or if two inner points of the epoch meet
+// (at most (2 q)^2 / 2^127). A query is made under one key, so over E epochs of q = 2^14 calls the sum is at most
+// p 2^-111 + E 2^-97: 2^-31 for p = 2^80 queries, however long the session is, and 2^-57 for 2^40 epochs (4.5 10^15
+// gates). Under a single key the first term would grow with the length of the session. The argument is that of Guo, Katz,
+// Wang, Yu (S&P 2020, ePrint 2019/074) for one key and of Guo, Katz, Wang, Weng, Yu (CRYPTO 2020, ePrint 2019/1168) for
+// many; the constants above are our own count.
 class SessionKeys {
  public:
   SessionKeys(const Kernels& kernels, Block seed) : kernels_(kernels) { kernels.expand(seed, root_); }
