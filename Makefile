@@ -13,10 +13,20 @@ MIN_FREE_GB ?= 8
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.deepseal-installed
-NATIVE := $(shell find cpp -name '*.[ch]pp')
+NATIVE := $(shell find cpp/bindings cpp/include cpp/src -name '*.[ch]pp')
 OMP_NUM_THREADS ?= 1
+SECONDS ?= 60
+JOBS := $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: help env demo test lint format types cpp-test benchmark-engine benchmark-watermark clean
+.PHONY: help env demo test lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-engine benchmark-watermark clean
+
+# Sets $$cmake, and says what is wrong where there is none.
+define find-cmake
+cmake=$$(command -v cmake) || {
+  $(MAKE) --no-print-directory --silent env
+  cmake=$$(realpath -s "$(BIN)/cmake")
+}
+endef
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,14 +50,58 @@ types: $(STAMP) ## Check the types
 	@"$(BIN)/python" -m mypy
 
 cpp-test: ## Build and run the C++ tests (no Python needed where CMake is installed)
-	@if ! cmake=$$(command -v cmake); then
-	  $(MAKE) --no-print-directory --silent env
-	  cmake=$$(realpath -s "$(BIN)/cmake")
-	fi
+	@$(find-cmake)
 	"$$cmake" -S . -B build/cpp-test -DCMAKE_BUILD_TYPE=RelWithDebInfo -DDEEPSEAL_BUILD_TESTS=ON -DDEEPSEAL_BUILD_PYTHON=OFF
-	"$$cmake" --build build/cpp-test --parallel
+	"$$cmake" --build build/cpp-test --parallel $(JOBS)
 	cd build/cpp-test
 	"$${cmake%cmake}ctest" --output-on-failure
+
+cpp-sanitize: ## The same tests with the address and undefined-behaviour sanitizers
+	@$(find-cmake)
+	"$$cmake" -S . -B build/cpp-sanitize -DCMAKE_BUILD_TYPE=Debug -DDEEPSEAL_BUILD_TESTS=ON -DDEEPSEAL_BUILD_PYTHON=OFF \
+	  -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1 -D_GLIBCXX_ASSERTIONS" \
+	  -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+	"$$cmake" --build build/cpp-sanitize --parallel $(JOBS)
+	cd build/cpp-sanitize
+	"$${cmake%cmake}ctest" --output-on-failure
+
+cpp-constant-time: ## Let Valgrind look for branches and addresses that depend on secrets
+	@if ! command -v valgrind >/dev/null; then
+	  echo "make: SKIPPED: expected Valgrind, found none: run 'apt install valgrind'"
+	  exit 0
+	fi
+	$(find-cmake)
+	"$$cmake" -S . -B build/cpp-constant-time -DCMAKE_BUILD_TYPE=Release -DDEEPSEAL_BUILD_TESTS=ON -DDEEPSEAL_BUILD_PYTHON=OFF
+	"$$cmake" --build build/cpp-constant-time --parallel $(JOBS) --target constant_time
+	check() { valgrind --quiet --error-exitcode=9 build/cpp-constant-time/constant_time "$$1"; }
+	code=0
+	check leak >/dev/null 2>&1 || code=$$?
+	[ "$$code" = 9 ] || { echo "make: expected Valgrind to see a deliberate leak, found exit code $$code" >&2; exit 1; }
+	for kernels in portable aes-ni; do
+	  if [ "$$kernels" = aes-ni ] && ! grep -qw aes /proc/cpuinfo; then
+	    echo "make: SKIPPED: $$kernels, which this processor cannot run"
+	  else
+	    check "$$kernels"
+	  fi
+	done
+
+cpp-fuzz: ## Fuzz the C++ core, SECONDS=60 for each target
+	@if ! cxx=$$(command -v clang++); then
+	  echo "make: SKIPPED: expected Clang for libFuzzer, found no clang++: run 'apt install clang'"
+	  exit 0
+	fi
+	$(find-cmake)
+	"$$cmake" -S . -B build/cpp-fuzz -DCMAKE_CXX_COMPILER="$$cxx" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DDEEPSEAL_BUILD_FUZZERS=ON
+	"$$cmake" --build build/cpp-fuzz --parallel $(JOBS)
+	for target in plan tables transfer; do
+	  mkdir -p "build/cpp-fuzz/corpus/$$target"
+	  echo "fuzzing $$target for $(SECONDS) s; an input that fails is kept as build/cpp-fuzz/$$target-*"
+	  "build/cpp-fuzz/$${target}_fuzz" -max_total_time=$(SECONDS) -max_len=8192 -len_control=0 -timeout=60 -verbosity=0 \
+	    -print_final_stats=1 -artifact_prefix="build/cpp-fuzz/$$target-" "build/cpp-fuzz/corpus/$$target"
+	done
+
+soak: $(STAMP) ## 2,000 sessions without growth, 10,000 mutated frames without a crash; about ten minutes
+	@"$(BIN)/python" benchmarks/engine_soak.py $(ARGS)
 
 benchmark-engine: $(STAMP) ## Measure the garbling engine, beside EMP where it is installed
 	@"$(BIN)/python" benchmarks/engine.py $(ARGS)

@@ -1,9 +1,9 @@
 """A long life in little: 2,000 sessions in one process without growth, 10,000 mutated frames without a crash.
 
-Criterion: between the end of the warm-up (a tenth) and the end, resident memory grows by at most 4 MiB and 1 KiB a session in the
-second half; open descriptors and threads do not grow at all. A mutated session must end, on both sides, with a result
-or with one of our one-line errors, and within its time-outs. Most mutated sessions deal the base OTs in the clear,
-which is quicker; every tenth runs the real ones.
+Criterion: between the end of the warm-up (a tenth) and the end, resident memory grows by at most 4 MiB, and by 1 KiB a
+session in the second half; open descriptors and threads do not grow at all. A mutated session must end, on both sides,
+with a result or with one of our one-line errors, and within its time-outs. Most mutated sessions deal the base OTs in
+the clear, which is quicker; every tenth runs the real ones.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <optional>
 
 #include "deepseal/half_gates.hpp"
 #include "deepseal/ot_keys.hpp"
@@ -55,16 +56,6 @@ class Blocks {
   std::span<const Block> view_;
 };
 
-// A replay, and the caller's input labels, which it reads until its end.
-template <class Replay>
-class Held : private Blocks, public Replay {
- public:
-  template <class Party>
-  Held(const py::buffer& labels, const std::shared_ptr<Party>& party, const std::shared_ptr<Plan>& plan, std::size_t lanes,
-       std::size_t chunk)
-      : Blocks(labels), Replay(party, plan, lanes, view(), chunk) {}
-};
-
 Block* blocks_in(Bytes& array) { return reinterpret_cast<Block*>(array.mutable_data()); }
 
 Bytes new_blocks(std::vector<py::ssize_t> shape) {
@@ -100,6 +91,38 @@ std::span<const T> span_of(const py::array_t<T, py::array::c_style>& array) {
   return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
+// A replay, the caller's input labels, which it reads until its end, and the array of the results.
+template <class Run>
+class Held {
+ public:
+  template <class Party>
+  Held(const std::shared_ptr<Party>& party, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& labels,
+       std::size_t chunk, const std::optional<Bytes>& out)
+      : labels_(labels),
+        results_(out ? *out : new_blocks({signed_size(plan->outputs().size()), signed_size(lanes)})),
+        run_(party, plan, lanes, labels_.view(), chunk, room(plan->outputs().size() * lanes)) {}
+
+  Run& run() noexcept { return run_; }
+
+  const Bytes& results() {
+    static_cast<void>(run_.outputs());
+    return results_;
+  }
+
+ private:
+  std::span<Block> room(std::size_t labels) {
+    require(static_cast<std::size_t>(results_.size()) == labels * sizeof(Block), "16 bytes for each output and lane",
+            static_cast<std::size_t>(results_.size()));
+    require(reinterpret_cast<std::uintptr_t>(results_.mutable_data()) % alignof(Block) == 0, "an array aligned to 16 bytes",
+            labels);
+    return {blocks_in(results_), labels};
+  }
+
+  Blocks labels_;
+  Bytes results_;
+  Run run_;
+};
+
 void bind_netlists(py::module_& m) {
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan", "A netlist with constants folded, dead gates dropped, wires in slots.")
       .def(py::init([](std::uint32_t inputs, const Bytes& ops, const Indices& a, const Indices& b, const Indices& outputs,
@@ -114,7 +137,8 @@ void bind_netlists(py::module_& m) {
       .def_property_readonly("outputs", [](const Plan& plan) { return plan.outputs().size(); })
       .def_property_readonly("and_gates", &Plan::and_gates)
       .def_property_readonly("depth", &Plan::depth)
-      .def_property_readonly("slots", &Plan::slots);
+      .def_property_readonly("slots", &Plan::slots)
+      .def_property_readonly("temporaries", &Plan::temporaries);
 }
 
 void bind_session(py::module_& m) {
@@ -176,55 +200,49 @@ void bind_gates(py::module_& m) {
           py::arg("zero"), py::arg("active"), "The bits of active labels; None if one is neither of its wire's labels.")
       .def(
           "garbling",
-          [](const std::shared_ptr<Garbler>& garbler, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& zero, std::size_t chunk) {
-            return std::make_unique<Held<Garbling>>(zero, garbler, plan, lanes, chunk);
+          [](const std::shared_ptr<Garbler>& garbler, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& zero, std::size_t chunk, const std::optional<Bytes>& out) {
+            return std::make_unique<Held<Garbling>>(garbler, plan, lanes, zero, chunk, out);
           },
-          py::arg("plan"), py::arg("lanes"), py::arg("zero"), py::arg("chunk") = 0,
+          py::arg("plan"), py::arg("lanes"), py::arg("zero"), py::arg("chunk") = 0, py::arg("out").noconvert() = py::none(),
           "Garble a netlist on `lanes` inputs, `chunk` at a time (0: all); zero labels (inputs, lanes, 16).");
 
   py::class_<Held<Garbling>>(m, "Garbling", "Produces tables.")
-      .def_property_readonly("tables_left", &Held<Garbling>::tables_left)
+      .def_property_readonly("tables_left", [](Held<Garbling>& held) { return held.run().tables_left(); })
       .def(
           "next",
-          [](Held<Garbling>& garbling, const py::buffer& buffer) {
+          [](Held<Garbling>& held, const py::buffer& buffer) {
             const py::buffer_info info = buffer.request(true);
             const auto size = static_cast<std::size_t>(info.size * info.itemsize);
             require(reinterpret_cast<std::uintptr_t>(info.ptr) % alignof(Block) == 0, "a buffer aligned to 16 bytes", size);
             const std::span<Block> room(static_cast<Block*>(info.ptr), size / sizeof(Block));
             const py::gil_scoped_release release;
-            return garbling.next(room) * table_blocks * sizeof(Block);
+            return held.run().next(room) * table_blocks * sizeof(Block);
           },
           py::arg("buffer"), "Write the next tables, as many as fit; the number of bytes.")
-      .def("outputs", [](Held<Garbling>& garbling) {
-        const std::vector<Block>& labels = garbling.outputs();
-        return to_array(labels, {signed_size(labels.size() / garbling.lanes()), signed_size(garbling.lanes())});
-      });
+      .def("outputs", &Held<Garbling>::results);
 
   py::class_<Evaluator, std::shared_ptr<Evaluator>>(m, "Evaluator", "The session's counter of gates, at the evaluator.")
       .def(py::init([](const SessionKeys& session) { return std::make_shared<Evaluator>(session); }), py::arg("session"))
       .def_property_readonly("gates", &Evaluator::gates)
       .def(
           "evaluation",
-          [](const std::shared_ptr<Evaluator>& evaluator, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& active, std::size_t chunk) {
-            return std::make_unique<Held<Evaluation>>(active, evaluator, plan, lanes, chunk);
+          [](const std::shared_ptr<Evaluator>& evaluator, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& active, std::size_t chunk, const std::optional<Bytes>& out) {
+            return std::make_unique<Held<Evaluation>>(evaluator, plan, lanes, active, chunk, out);
           },
-          py::arg("plan"), py::arg("lanes"), py::arg("active"), py::arg("chunk") = 0,
+          py::arg("plan"), py::arg("lanes"), py::arg("active"), py::arg("chunk") = 0, py::arg("out").noconvert() = py::none(),
           "Evaluate a netlist; active labels (inputs, lanes, 16), chunks as the garbler's.");
 
   py::class_<Held<Evaluation>>(m, "Evaluation", "Consumes tables.")
-      .def_property_readonly("tables_left", &Held<Evaluation>::tables_left)
+      .def_property_readonly("tables_left", [](Held<Evaluation>& held) { return held.run().tables_left(); })
       .def(
           "next",
-          [](Held<Evaluation>& evaluation, const py::buffer& tables) {
+          [](Held<Evaluation>& held, const py::buffer& tables) {
             const Blocks view(tables);
             const py::gil_scoped_release release;
-            evaluation.next(view.view());
+            held.run().next(view.view());
           },
           py::arg("tables"), "Take the next tables.")
-      .def("outputs", [](Held<Evaluation>& evaluation) {
-        const std::vector<Block>& labels = evaluation.outputs();
-        return to_array(labels, {signed_size(labels.size() / evaluation.lanes()), signed_size(evaluation.lanes())});
-      });
+      .def("outputs", &Held<Evaluation>::results);
 
   m.def(
       "active_labels",

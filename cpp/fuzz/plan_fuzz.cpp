@@ -62,13 +62,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fuzzing::Bytes bytes(data, size);
   const auto flags = bytes.take<std::uint8_t>();
   const std::size_t lanes = 1 + bytes.below(40);
-  const std::size_t chunk = 1 + bytes.below(700);
+  const std::size_t piece = 1 + bytes.below(700);
+  const std::size_t chunk = bytes.take<std::uint8_t>() % 50;
   Draw draw(bytes.take<std::uint8_t>());
   const Netlist netlist = read_netlist(bytes, (flags & 1) != 0);
   const auto plan = plan_or_null(netlist, (flags & 2) != 0 ? Order::depth : Order::given);
   EXPECT((plan != nullptr) == valid(netlist));
   if (!plan) return 0;
-  EXPECT(plan->slots() <= netlist.wires());
+  EXPECT(plan->temporaries() <= netlist.ops.size());
 
   const std::vector<std::uint8_t> bits = draw.bits(netlist.inputs * lanes);
   const std::vector<Block> zero = draw.blocks(bits.size());
@@ -76,13 +77,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<Block> tables;
   for (const Kernels* tested : available_kernels()) {
     const Parties parties(*tested, delta);
-    const Garbled garbled = garble(parties, plan, lanes, zero, chunk);
+    const Garbled garbled = garble(parties, plan, lanes, zero, piece, chunk);
     if (tables.empty()) tables = garbled.tables;
     EXPECT(garbled.tables == tables);
-    EXPECT(tables.size() == 2 * plan->and_gates() * lanes);
+    EXPECT(tables.size() == table_blocks * plan->and_gates() * lanes);
     std::vector<Block> active(zero.size());
     parties.garbler->offset(zero.data(), bits.data(), active.data(), zero.size());
-    const std::vector<Block> out = evaluate(parties, plan, lanes, active, tables, 1 + draw.below(700));
+    const std::vector<Block> out = evaluate(parties, plan, lanes, active, tables, 1 + draw.below(700), chunk);
     std::vector<std::uint8_t> result(out.size());
     EXPECT(parties.garbler->decode(garbled.outputs.data(), out.data(), result.data(), out.size()));
     for (std::size_t lane = 0; lane < lanes; ++lane) {

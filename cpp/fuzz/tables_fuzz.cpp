@@ -29,13 +29,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Kernels& tested = *known[bytes.take<std::uint8_t>() % known.size()];
   const Order order = bytes.take<std::uint8_t>() % 2 == 0 ? Order::given : Order::depth;
   const std::size_t lanes = 1 + bytes.below(40);
+  const std::size_t chunk = bytes.take<std::uint8_t>() % 50;
   Draw draw(bytes.take<std::uint8_t>());
   const Netlist netlist = draw_netlist(draw, 1 + draw.below(10), draw.below(200), draw.below(8));
   const auto plan = std::make_shared<Plan>(netlist.view(), order);
   const std::vector<Block> active = draw.blocks(netlist.inputs * lanes);
 
   const Parties parties(tested, draw.block());
-  Evaluation evaluation(parties.evaluator, plan, lanes, active);
+  Evaluation evaluation(parties.evaluator, plan, lanes, active, chunk);
   std::size_t left = plan->and_gates() * lanes;
   std::vector<Block> all;
   const auto feed = [&](std::span<const Block> piece) {
@@ -53,11 +54,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     feed(bytes.many<Block>(bytes.below(100)));
   }
   feed(draw.blocks(2 * left));
-  const std::vector<Block> out = evaluation.outputs();
+  const std::span<const Block> labels = evaluation.outputs();
+  const std::vector<Block> out(labels.begin(), labels.end());
   EXPECT(out.size() == netlist.outputs.size() * lanes);
 
   const Parties whole(kernels(), draw.block());
-  EXPECT(evaluate(whole, plan, lanes, active, all, all.size() + 1) == out);
+  EXPECT(evaluate(whole, plan, lanes, active, all, all.size() + 1, chunk) == out);
 
   const std::vector<Block> zero = draw.blocks(out.size());
   std::vector<std::uint8_t> decoded(out.size(), 2);

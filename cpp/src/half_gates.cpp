@@ -74,36 +74,49 @@ void Evaluator::take(const Block* a, const Block* b, const Block* tables, Block*
   gates_ += n;
 }
 
-Replay::Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels, std::size_t chunk)
+Replay::Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels, std::size_t chunk,
+               std::span<Block> outputs)
     : plan_(std::move(plan)),
       inputs_(labels),
       all_(lanes),
       chunk_(chunk == 0 ? lanes : std::min(chunk, lanes)),
-      left_(plan_->and_gates() * lanes) {
-  if (lanes == 0 || labels.size() != plan_->inputs() * lanes)
-    throw std::invalid_argument("expected a label for each input and lane, found another number of them");
-  labels_ = std::make_unique_for_overwrite<Block[]>(plan_->slots() * chunk_);
-  outputs_.resize(plan_->outputs().size() * lanes);
+      left_(plan_->and_gates() * lanes),
+      outputs_(outputs) {
+  if (lanes == 0 || lanes >> 32 != 0 || labels.size() != plan_->inputs() * lanes)  // no product overflows
+    throw std::invalid_argument("expected 1 to 2^32 - 1 lanes and a label for each input and lane, found " +
+                                std::to_string(labels.size()) + " labels for " + std::to_string(lanes) + " lanes");
+  const std::size_t results = plan_->outputs().size() * lanes;
+  if (outputs.empty()) {
+    own_outputs_.resize(results);
+    outputs_ = own_outputs_;
+  }
+  if (outputs_.size() != results)
+    throw std::invalid_argument("expected room for " + std::to_string(results) + " labels, found " +
+                                std::to_string(outputs_.size()));
+  temporaries_ = std::make_unique_for_overwrite<Block[]>(plan_->temporaries() * chunk_);
   scratch_.resize(3 * (group + wide));
-  load();
+  lanes_ = chunk_;
 }
 
-void Replay::load() {
-  lanes_ = std::min(chunk_, all_ - start_);
-  position_ = 0;
-  for (std::size_t input = 0; input < plan_->inputs(); ++input)
-    std::copy_n(&inputs_[input * all_ + start_], lanes_, &labels_[input * lanes_]);
+// Inputs and outputs are rows of all lanes, temporary labels rows of this chunk's. No step writes an input.
+Block* Replay::labels_of(std::uint32_t slot) noexcept {
+  if (slot < plan_->inputs()) return const_cast<Block*>(&inputs_[slot * all_ + start_]);
+  slot -= plan_->inputs();
+  const auto outputs = static_cast<std::uint32_t>(plan_->outputs().size());
+  if (slot < outputs) return &outputs_[slot * all_ + start_];
+  return &temporaries_[(slot - outputs) * lanes_];
 }
 
-// A constant's active label is 0, on both sides, so it costs nothing.
+// What is not in its place yet: constants, inputs, and wires that are several outputs. A constant's active label is 0,
+// on both sides, so it costs nothing.
 void Replay::collect(Block one) {
   const auto outputs = plan_->outputs();
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    Block* to = &outputs_[i * all_ + start_];
+  for (std::uint32_t i = 0; i < outputs.size(); ++i) {
+    Block* to = labels_of(plan_->inputs() + i);
     if (outputs[i].constant)
       std::fill_n(to, lanes_, mask(outputs[i].value) & one);
-    else
-      std::copy_n(&labels_[outputs[i].value * lanes_], lanes_, to);
+    else if (const Block* from = labels_of(outputs[i].value); from != to)
+      std::copy_n(from, lanes_, to);
   }
 }
 
@@ -121,12 +134,12 @@ std::size_t Replay::gather(std::size_t capacity, std::size_t offset, const Gates
   const std::size_t count = (end - position_) * lanes_;
   for (std::size_t i = 0, step = position_; step < end; ++step)
     for (std::size_t lane = 0; lane < lanes_; ++lane, ++i) {
-      a[i] = labels_[steps[step].a * lanes_ + lane];
-      b[i] = labels_[steps[step].b * lanes_ + lane];
+      a[i] = labels_of(steps[step].a)[lane];
+      b[i] = labels_of(steps[step].b)[lane];
     }
   gates(a, b, c, offset, count);
   for (std::size_t i = 0, step = position_; step < end; ++step)
-    for (std::size_t lane = 0; lane < lanes_; ++lane, ++i) labels_[steps[step].c * lanes_ + lane] = c[i];
+    for (std::size_t lane = 0; lane < lanes_; ++lane, ++i) labels_of(steps[step].c)[lane] = c[i];
   position_ = end;
   return count;
 }
@@ -139,14 +152,15 @@ std::size_t Replay::run(std::size_t capacity, const Gates& gates, const Invert& 
     if (position_ == steps.size()) {
       collect(one);
       start_ += lanes_;
-      if (start_ < all_) load();
+      lanes_ = std::min(chunk_, all_ - start_);
+      position_ = 0;
       continue;
     }
     const bool gathers = lanes_ < wide && plan_->order() == Order::depth;
     const Step& step = steps[position_];
-    const Block* a = &labels_[step.a * lanes_];
-    const Block* b = &labels_[step.b * lanes_];
-    Block* c = &labels_[step.c * lanes_];
+    const Block* a = labels_of(step.a);
+    const Block* b = labels_of(step.b);
+    Block* c = labels_of(step.c);
     if (step.op == Op::and_) {
       if (done == capacity) break;
       if (gathers && lane_ == 0 && capacity - done >= lanes_) {
@@ -170,7 +184,7 @@ std::size_t Replay::run(std::size_t capacity, const Gates& gates, const Invert& 
   return done;
 }
 
-const std::vector<Block>& Replay::collected() const {
+std::span<const Block> Replay::collected() const {
   if (!done()) throw std::logic_error("expected all tables to be through, found " + std::to_string(left_) + " left");
   return outputs_;
 }
@@ -184,7 +198,7 @@ std::size_t Garbling::next(std::span<Block> tables) {
       [&](const Block* a, Block* c, std::size_t n) { garbler_->invert(a, c, n); }, garbler_->label_of(true));
 }
 
-const std::vector<Block>& Garbling::outputs() {
+std::span<const Block> Garbling::outputs() {
   next({});  // what is free after the last table
   return collected();
 }
@@ -204,7 +218,7 @@ void Evaluation::next(std::span<const Block> tables) {
       Block{});
 }
 
-const std::vector<Block>& Evaluation::outputs() {
+std::span<const Block> Evaluation::outputs() {
   next({});
   return collected();
 }

@@ -60,8 +60,8 @@ void OtKeys::pairs(const Delta& delta, const Block* q, std::uint64_t use, std::u
 
 RingOt::RingOt(const SessionKeys& session, unsigned bits, std::size_t width)
     : kernels_(session.kernels()), bits_(bits), width_(width) {
-  if (bits < 1 || bits > 64 || width < 1)
-    throw std::invalid_argument("expected 1 to 64 bits and a width of at least 1, found " + std::to_string(bits) + " and " +
+  if (bits < 1 || bits > 64 || width < 1 || width >> 32 != 0)
+    throw std::invalid_argument("expected 1 to 64 bits and a width of 1 to 2^32 - 1, found " + std::to_string(bits) + " and " +
                                 std::to_string(width));
 }
 
@@ -87,7 +87,7 @@ void RingOt::send(std::span<const Block> keys, std::span<const std::uint64_t> va
     throw std::invalid_argument("expected two keys and a row of values for each OT, found another number of them");
   std::vector<std::uint64_t> other(width_);
   std::vector<Block> stream;
-  std::memset(message, 0, n * row_bytes());
+  std::fill_n(message, n * row_bytes(), std::uint8_t{0});
   for (std::size_t i = 0; i < n; ++i) {
     std::uint64_t* own = shares + i * width_;
     expand(keys[2 * i], own, stream);

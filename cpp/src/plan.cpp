@@ -32,6 +32,8 @@ void check(const NetlistView& netlist) {
   if (netlist.a.size() != gates || netlist.b.size() != gates) refuse("operands for each gate", "arrays of other lengths");
   if (netlist.inputs + std::uint64_t{gates} > std::numeric_limits<std::uint32_t>::max() / 2)
     refuse("fewer than 2^31 wires", std::to_string(netlist.inputs + std::uint64_t{gates}));
+  if (netlist.outputs.size() > std::numeric_limits<std::uint32_t>::max() / 2)
+    refuse("fewer than 2^31 outputs", std::to_string(netlist.outputs.size()));
   for (std::size_t i = 0; i < gates; ++i) {
     const auto wire = static_cast<std::uint32_t>(netlist.inputs + i);
     if (netlist.ops[i] > static_cast<std::uint8_t>(Op::copy)) refuse("operations 0 to 4", std::to_string(netlist.ops[i]));
@@ -108,27 +110,33 @@ Plan::Plan(const NetlistView& netlist, Order order) : inputs_(netlist.inputs), o
     if (!folded.wires[wire].constant) last[folded.wires[wire].value] = never;
 
   std::vector<std::uint32_t> slot(nodes.size(), never);
-  std::vector<std::uint32_t> unused;
-  for (std::uint32_t i = 0; i < inputs_; ++i) {
-    slot[i] = i;
-    if (last[i] == 0) unused.push_back(i);
-  }
+  for (std::uint32_t i = 0; i < inputs_; ++i) slot[i] = i;
   slots_ = inputs_;
+  for (const std::uint32_t wire : netlist.outputs) {
+    const Value value = folded.wires[wire];
+    if (!value.constant && slot[value.value] == never) slot[value.value] = slots_;
+    outputs_.push_back({value.constant, value.constant ? value.value : slot[value.value]});
+    ++slots_;
+  }
+  const std::uint32_t fixed = slots_;
+  std::vector<std::uint32_t> unused;
   steps_.reserve(sequence.size());
   for (std::uint32_t index = 0; index < sequence.size(); ++index) {
     const Node& node = nodes[sequence[index]];
-    if (last[node.a] == index + 1) unused.push_back(slot[node.a]);
-    if (node.b != node.a && last[node.b] == index + 1) unused.push_back(slot[node.b]);
-    if (unused.empty()) unused.push_back(slots_++);
-    slot[sequence[index]] = unused.back();
-    unused.pop_back();
-    steps_.push_back({node.op, node.level, slot[node.a], slot[node.b], slot[sequence[index]]});
+    const auto release = [&](std::uint32_t operand) {
+      if (last[operand] == index + 1 && slot[operand] >= fixed) unused.push_back(slot[operand]);
+    };
+    release(node.a);
+    if (node.b != node.a) release(node.b);
+    std::uint32_t& own = slot[sequence[index]];
+    if (own == never) {
+      if (unused.empty()) unused.push_back(slots_++);
+      own = unused.back();
+      unused.pop_back();
+    }
+    steps_.push_back({node.op, node.level, slot[node.a], slot[node.b], own});
     and_gates_ += node.op == Op::and_ ? 1 : 0;
     depth_ = std::max(depth_, node.level);
-  }
-  for (const std::uint32_t wire : netlist.outputs) {
-    const Value value = folded.wires[wire];
-    outputs_.push_back({value.constant, value.constant ? value.value : slot[value.value]});
   }
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "deepseal/ot_keys.hpp"
+#include "deepseal/universal_hash.hpp"
 #include "netlists.hpp"
 #include "transfer.hpp"
 #include "yao.hpp"
@@ -72,7 +73,7 @@ bool garbled_circuit(const Kernels& kernels, Order order, std::size_t lanes) {
 // Secret: delta, the base keys, the choices, all keys, the values. Known: what is sent.
 bool transfer(const Kernels& kernels, unsigned k) {
   Draw draw(k);
-  const std::size_t n = 200;
+  const std::size_t n = 384;
   Dealt dealt(draw);
   std::vector<std::uint8_t> choices = draw.bits(n);
   const std::vector<std::uint8_t> clear_choices = choices;
@@ -92,9 +93,13 @@ bool transfer(const Kernels& kernels, unsigned k) {
   reveal(opening);
   CotSender sender(session, k, std::make_shared<Delta>(hidden(dealt.offset)), keys, opening);
   std::vector<Block> t(n), q(n), corrections, pairs(2 * n), chosen(n);
+  const std::vector<Block> sums(2 * Trees(k).count());
+  static_cast<void>(sender.leaf_checks(sums));
   receiver.extend(choices.data(), n, t.data(), corrections);
   reveal(corrections);
   sender.extend(corrections, n, q.data());
+  const RowHashes hashes = hash_rows(kernels, draw.block(), t, choices.data());
+  static_cast<void>(expected_rows(kernels, draw.block(), q, delta, hashes.choices));
   OtKeys sending(session), receiving(session);
   sending.pairs(delta, q.data(), 1, 0, pairs.data(), n);
   receiving.chosen(t.data(), 1, 0, chosen.data(), n);

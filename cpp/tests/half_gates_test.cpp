@@ -15,7 +15,8 @@ using namespace deepseal::testing;
 namespace {
 
 const std::size_t lane_counts[] = {1, 2, 3, 15, 16, 17, 33};
-const std::size_t chunks[] = {1, 2, 7, 64, 300, 1 << 20};
+const std::size_t pieces[] = {1, 2, 7, 64, 300, 1 << 20};  // tables
+const std::size_t chunks[] = {0, 1, 4, 16, 20};            // lanes
 
 std::shared_ptr<const Plan> plan_of(const Netlist& netlist, Order order) {
   return std::make_shared<Plan>(netlist.view(), order);
@@ -91,23 +92,26 @@ struct Textbook {
     return c;
   }
 
-  Garbled run(const Plan& plan, std::size_t lanes, const std::vector<Block>& zero) {
-    std::vector<Block> slot = zero;
-    slot.resize(plan.slots() * lanes);
-    Garbled result;
-    for (const Step& step : plan.steps())
+  // Chunk by chunk of lanes, gate by gate, lane by lane.
+  Garbled run(const Plan& plan, std::size_t lanes, const std::vector<Block>& zero, std::size_t chunk = 0) {
+    std::vector<Block> slot(plan.slots() * lanes);
+    std::copy(zero.begin(), zero.end(), slot.begin());
+    const auto at = [&](std::size_t wire, std::size_t lane) -> Block& { return slot[wire * lanes + lane]; };
+    Garbled result{{}, std::vector<Block>(plan.outputs().size() * lanes)};
+    const std::size_t width = chunk == 0 ? lanes : chunk;
+    for (std::size_t start = 0; start < lanes; start += width)
+      for (const Step& step : plan.steps())
+        for (std::size_t lane = start; lane < std::min(lanes, start + width); ++lane) {
+          const Block a = at(step.a, lane);
+          const Block b = at(step.b, lane);
+          at(step.c, lane) = step.op == Op::and_ ? garble(a, b, result.tables) : step.op == Op::xor_ ? a ^ b : a ^ offset;
+        }
+    for (std::size_t i = 0; i < plan.outputs().size(); ++i)
       for (std::size_t lane = 0; lane < lanes; ++lane) {
-        const Block a = slot[step.a * lanes + lane];
-        const Block b = slot[step.b * lanes + lane];
-        slot[step.c * lanes + lane] = step.op == Op::and_   ? garble(a, b, result.tables)
-                                      : step.op == Op::xor_ ? a ^ b
-                                                            : a ^ offset;
+        const Output& output = plan.outputs()[i];
+        const Block constant = output.value == 1 ? offset : Block{};
+        result.outputs[i * lanes + lane] = output.constant ? constant : at(output.value, lane);
       }
-    for (const Output& output : plan.outputs())
-      for (std::size_t lane = 0; lane < lanes; ++lane)
-        result.outputs.push_back(!output.constant  ? slot[output.value * lanes + lane]
-                                 : output.value == 1 ? offset
-                                                     : Block{});
     return result;
   }
 };
@@ -131,17 +135,17 @@ TEST_CASE("drawn netlists: garble, evaluate, decode is the clear evaluation, wha
       const Garbled reference = textbook.run(*plan, lanes, zero);
       REQUIRE(reference.tables.size() == 2 * lanes * plan->and_gates());
       for (const Kernels* tested : available_kernels())
-        for (const std::size_t chunk : chunks) {
+        for (const std::size_t piece : pieces) {
           CAPTURE(lanes);
           CAPTURE(tested->name);
-          CAPTURE(chunk);
+          CAPTURE(piece);
           const Parties parties(*tested, delta);
-          const Garbled garbled = garble(parties, plan, lanes, zero, chunk);
+          const Garbled garbled = garble(parties, plan, lanes, zero, piece);
           CHECK(garbled.tables == reference.tables);
           CHECK(garbled.outputs == reference.outputs);
           // The evaluator's pieces are others than the garbler's.
           const std::vector<Block> active =
-              evaluate(parties, plan, lanes, activate(parties, zero, bits), garbled.tables, chunk / 2 + 1);
+              evaluate(parties, plan, lanes, activate(parties, zero, bits), garbled.tables, piece / 2 + 1);
           std::vector<std::uint8_t> result(active.size());
           CHECK(parties.garbler->decode(garbled.outputs.data(), active.data(), result.data(), active.size()));
           CHECK(result == clear(netlist, lanes, bits));
@@ -149,6 +153,31 @@ TEST_CASE("drawn netlists: garble, evaluate, decode is the clear evaluation, wha
           CHECK(parties.evaluator->gates() == lanes * plan->and_gates());
         }
     }
+}
+
+TEST_CASE("lanes in chunks: the tables come chunk by chunk, the outputs are in the order of the lanes") {
+  Draw draw(12);
+  for (const Order order : {Order::given, Order::depth})
+    for (const std::size_t chunk : chunks)
+      for (const std::size_t piece : {1, 11, 5000}) {
+        CAPTURE(chunk);
+        CAPTURE(piece);
+        const std::size_t lanes = 37;
+        const Netlist netlist = draw_netlist(draw, 9, 100, 12);
+        const auto plan = plan_of(netlist, order);
+        const Parties parties(kernels(), draw.block());
+        const std::vector<Block> zero = draw.blocks(9 * lanes);
+        const std::vector<std::uint8_t> bits = draw.bits(zero.size());
+        const Garbled garbled = garble(parties, plan, lanes, zero, piece, chunk);
+        const Garbled reference = Textbook{.offset = parties.offset}.run(*plan, lanes, zero, chunk);
+        CHECK(garbled.tables == reference.tables);
+        CHECK(garbled.outputs == reference.outputs);
+        const std::vector<Block> active =
+            evaluate(parties, plan, lanes, activate(parties, zero, bits), garbled.tables, piece / 2 + 1, chunk);
+        std::vector<std::uint8_t> result(active.size());
+        CHECK(parties.garbler->decode(garbled.outputs.data(), active.data(), result.data(), active.size()));
+        CHECK(result == clear(netlist, lanes, bits));
+      }
 }
 
 TEST_CASE("the two parties may have different kernels") {
@@ -199,12 +228,12 @@ TEST_CASE("the counter goes on from run to run, and the key changes after 4,096 
     const Parties parties(*tested, delta);
     Textbook textbook{.offset = parties.offset};
     std::uint64_t gates = 0;
-    const auto step = [&](const std::shared_ptr<const Plan>& plan, std::size_t lanes, std::size_t chunk) {
+    const auto step = [&](const std::shared_ptr<const Plan>& plan, std::size_t lanes, std::size_t piece) {
       const std::vector<Block> zero = draw.blocks(plan->inputs() * lanes);
       const std::vector<std::uint8_t> bits = draw.bits(zero.size());
-      const Garbled garbled = garble(parties, plan, lanes, zero, chunk);
+      const Garbled garbled = garble(parties, plan, lanes, zero, piece);
       CHECK(garbled.tables == textbook.run(*plan, lanes, zero).tables);
-      const auto active = evaluate(parties, plan, lanes, activate(parties, zero, bits), garbled.tables, chunk + 1);
+      const auto active = evaluate(parties, plan, lanes, activate(parties, zero, bits), garbled.tables, piece + 1);
       std::vector<std::uint8_t> result(active.size());
       CHECK(parties.garbler->decode(garbled.outputs.data(), active.data(), result.data(), active.size()));
       gates += lanes * plan->and_gates();
@@ -263,7 +292,7 @@ TEST_CASE("tables are refused: half ones, more than are left; the run then goes 
     evaluation.next(tables.subspan(6));
     CHECK(evaluation.tables_left() == 0);
     CHECK_THROWS_AS(evaluation.next(tables.first(2)), std::invalid_argument);
-    CHECK(evaluation.outputs() == garbled.outputs);  // all inputs were 0
+    CHECK(std::ranges::equal(evaluation.outputs(), garbled.outputs));  // all inputs were 0
     CHECK(parties.evaluator->gates() == 15 * lanes);
   }
 }
@@ -286,6 +315,28 @@ TEST_CASE("a garbling gives no outputs before its end, and no tables after it") 
   CHECK(parties.garbler->gates() == 7);
 }
 
+TEST_CASE("outputs go where they are wanted, constants, inputs and repeated wires among them; other room is refused") {
+  Draw draw(13);
+  Netlist netlist{.inputs = 2};
+  const std::uint32_t both = netlist.add(Op::and_, 0, 1);
+  netlist.outputs = {both, 1, netlist.add(Op::constant, 1), both, netlist.add(Op::not_, both)};
+  const auto plan = plan_of(netlist, Order::given);
+  const std::size_t lanes = 7;
+  for (const std::size_t chunk : {0, 3}) {
+    const Parties parties(kernels(), draw.block());
+    const std::vector<Block> zero = draw.blocks(2 * lanes);
+    std::vector<Block> room(5 * lanes), tables(table_blocks * lanes);
+    Garbling garbling(parties.garbler, plan, lanes, zero, chunk, room);
+    CHECK(garbling.next(tables) == lanes);
+    CHECK(garbling.outputs().data() == room.data());
+    const Garbled reference = Textbook{.offset = parties.offset}.run(*plan, lanes, zero, chunk);
+    CHECK(room == reference.outputs);
+    CHECK(tables == reference.tables);
+    for (const std::size_t wrong : {1, 34})
+      CHECK_THROWS_AS(Garbling(parties.garbler, plan, lanes, zero, chunk, std::span(room).first(wrong)), std::invalid_argument);
+  }
+}
+
 TEST_CASE("another number of labels than inputs and lanes is refused, also where the product overflows") {
   const auto plan = plan_of(single_and(), Order::given);
   const Parties parties(kernels(), Block{1, 2});
@@ -296,8 +347,13 @@ TEST_CASE("another number of labels than inputs and lanes is refused, also where
   CHECK_THROWS_AS(Evaluation(parties.evaluator, plan, 0, {}), std::invalid_argument);
   CHECK_THROWS_AS(Evaluation(parties.evaluator, plan, std::size_t{1} << 63, {}), std::invalid_argument);
   CHECK_THROWS_AS(Evaluation(parties.evaluator, plan, (std::size_t{1} << 63) + 2, labels), std::invalid_argument);
-  const auto constants = std::make_shared<Plan>(Netlist{}.view(), Order::given);
-  CHECK(Evaluation(parties.evaluator, constants, 3, {}).outputs().empty());
+  const auto empty = std::make_shared<Plan>(Netlist{}.view(), Order::given);
+  CHECK(Evaluation(parties.evaluator, empty, 3, {}).outputs().empty());
+  Netlist constants;
+  constants.outputs = {constants.add(Op::constant, 1), 0};
+  const auto no_inputs = plan_of(constants, Order::given);
+  CHECK(Evaluation(parties.evaluator, no_inputs, 3, {}).outputs().size() == 6);
+  CHECK_THROWS_AS(Evaluation(parties.evaluator, no_inputs, std::size_t{1} << 63, {}), std::invalid_argument);
 }
 
 TEST_CASE("constants and aliases as outputs cost no table and decode") {

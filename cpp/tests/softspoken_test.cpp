@@ -157,6 +157,37 @@ TEST_CASE("a flipped bit of a correction breaks its own OT by the tree's bits of
   }
 }
 
+TEST_CASE("check of the trees: the sender completes what the receiver has, unless an opening or a sum was wrong") {
+  Draw draw(8);
+  for (unsigned k = 1; k <= 8; ++k) {
+    CAPTURE(k);
+    const Dealt dealt(draw);
+    const SessionKeys session(kernels(), seed);
+    const Trees trees(k);
+    const CotReceiver receiver(session, k, dealt.pairs);
+    const std::vector<Block> checks(receiver.leaf_checks().begin(), receiver.leaf_checks().end());
+    std::vector<Block> sums;
+    std::size_t start = 0;
+    for (unsigned tree = 0; tree < trees.count(); ++tree) {
+      const std::size_t end = start + (std::size_t{2} << trees.depth(tree));
+      sums.insert(sums.end(), 2, Block{});
+      for (std::size_t i = start; i < end; ++i) sums[2 * tree + i % 2] ^= checks[i];
+      start = end;
+    }
+    REQUIRE(start == checks.size());
+    const CotSender sender(session, k, dealt.delta, dealt.keys, receiver.opening());
+    CHECK(sender.leaf_checks(sums) == checks);
+    std::vector<Block> wrong = sums;
+    wrong[draw.below(wrong.size())] ^= Block{1, 0};
+    CHECK(sender.leaf_checks(wrong) != checks);
+    CHECK_THROWS_AS(sender.leaf_checks(std::span(sums).first(sums.size() - 1)), std::invalid_argument);
+    if (k == 1) continue;  // nothing to open
+    std::vector<Block> opening(receiver.opening().begin(), receiver.opening().end());
+    for (std::size_t i = 0; i < opening.size(); ++i) opening[i] ^= Block{0, 1 + i};
+    CHECK(CotSender(session, k, dealt.delta, dealt.keys, opening).leaf_checks(sums) != checks);
+  }
+}
+
 TEST_CASE("wrong base keys or a wrong opening break the correlation") {
   Draw draw(6);
   const Dealt dealt(draw);

@@ -118,7 +118,7 @@ TEST_CASE("related labels, all from a counter: tables still look drawn") {
 
 TEST_CASE("OT: corrections, t, q, the unchosen keys, and how they differ from the chosen ones") {
   Draw draw(4);
-  for (const std::uint8_t choice : {0, 1}) {
+  for (const std::uint8_t choice : {std::uint8_t{0}, std::uint8_t{1}}) {
     for (const unsigned k : {1u, 8u}) {
       CAPTURE(static_cast<int>(choice));
       CAPTURE(k);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "deepseal/half_gates.hpp"
@@ -32,28 +33,31 @@ struct Garbled {
   std::vector<Block> outputs;  // zero labels
 };
 
-// Garbles with room for `chunk` tables at a time.
+// Garbles with room for `piece` tables at a time; `chunk` lanes side by side, 0 for all.
 inline Garbled garble(const Parties& parties, std::shared_ptr<const Plan> plan, std::size_t lanes,
-                      std::span<const Block> zero, std::size_t chunk) {
-  Garbling garbling(parties.garbler, std::move(plan), lanes, zero);
+                      std::span<const Block> zero, std::size_t piece, std::size_t chunk = 0) {
+  Garbling garbling(parties.garbler, std::move(plan), lanes, zero, chunk);
   Garbled result;
-  std::vector<Block> room(table_blocks * chunk);
+  std::vector<Block> room(table_blocks * piece);
   while (const std::size_t n = garbling.next(room))
     result.tables.insert(result.tables.end(), room.begin(), room.begin() + static_cast<std::ptrdiff_t>(table_blocks * n));
-  result.outputs = garbling.outputs();
+  const std::span<const Block> outputs = garbling.outputs();
+  result.outputs.assign(outputs.begin(), outputs.end());
   return result;
 }
 
-// Evaluates `chunk` tables at a time; active labels of the outputs.
+// Evaluates `piece` tables at a time; active labels of the outputs.
 inline std::vector<Block> evaluate(const Parties& parties, std::shared_ptr<const Plan> plan, std::size_t lanes,
-                                   std::span<const Block> active, std::span<const Block> tables, std::size_t chunk) {
-  Evaluation evaluation(parties.evaluator, std::move(plan), lanes, active);
+                                   std::span<const Block> active, std::span<const Block> tables, std::size_t piece,
+                                   std::size_t chunk = 0) {
+  Evaluation evaluation(parties.evaluator, std::move(plan), lanes, active, chunk);
   while (!tables.empty()) {
-    const std::size_t size = std::min(table_blocks * chunk, tables.size());
+    const std::size_t size = std::min(table_blocks * piece, tables.size());
     evaluation.next(tables.first(size));
     tables = tables.subspan(size);
   }
-  return evaluation.outputs();
+  const std::span<const Block> outputs = evaluation.outputs();
+  return {outputs.begin(), outputs.end()};
 }
 
 }  // namespace deepseal::testing

@@ -59,7 +59,7 @@ class ChouOrlandi:
         public = sodium.crypto_scalarmult_ed25519_base_noclamp(secret)
         square = sodium.crypto_scalarmult_ed25519_noclamp(secret, public)  # a A
         channel.send(Kind.BASE_OT, public)
-        points = _points(channel.receive(Kind.BASE_OT, at_most=COUNT * _POINT), COUNT)
+        points = _points(channel, COUNT)
         pairs = np.empty((COUNT, 2, _KEY), dtype=np.uint8)
         for index, point in enumerate(points):
             shared = sodium.crypto_scalarmult_ed25519_noclamp(secret, point)
@@ -75,7 +75,7 @@ class ChouOrlandi:
             ProtocolError: the sender sent something that is not a point of the group.
         """
         sodium = _sodium()
-        (public,) = _points(channel.receive(Kind.BASE_OT, at_most=_POINT), 1)
+        (public,) = _points(channel, 1)
         secrets = [_scalar() for _ in range(COUNT)]
         zeros = [sodium.crypto_scalarmult_ed25519_base_noclamp(secret) for secret in secrets]
         ones = [sodium.crypto_core_ed25519_add(zero, public) for zero in zeros]
@@ -103,12 +103,14 @@ def _scalar() -> bytes:
     return scalar
 
 
-def _points(data: bytes, count: int) -> list[bytes]:
+def _points(channel: Channel, count: int) -> list[bytes]:
+    data = channel.receive(Kind.BASE_OT, at_most=count * _POINT)
     points = [data[i : i + _POINT] for i in range(0, len(data), _POINT)]
     sound = len(data) == count * _POINT and all(map(_sodium().crypto_core_ed25519_is_valid_point, points))
     if not sound:
-        do = "stop: this is a mistake or an attack"
-        raise ProtocolError(f"{count} points of ed25519's prime-order group", found="something else", do=do)
+        expected, found = f"{count} points of ed25519's prime-order group", "something else"
+        channel.refuse(f"expected {expected}, found {found}")
+        raise ProtocolError(expected, found=found, do="stop: this is a mistake or an attack")
     return points
 
 

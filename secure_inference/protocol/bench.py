@@ -19,7 +19,7 @@ import numpy as np
 from deepseal import _native
 from deepseal.errors import InputError, TransportError
 from deepseal.secure_inference.netlist import Netlist, Record
-from deepseal.secure_inference.protocol.extension import TransferSettings
+from deepseal.secure_inference.protocol.extension import Array, TransferSettings
 from deepseal.secure_inference.protocol.parties import (
     EvaluatorParty,
     GarblerParty,
@@ -60,16 +60,16 @@ def bench_memory(kernels: str = "", *, seconds: float = 0.5, repeats: int = 5) -
     garbler, evaluator = _native.Garbler(_native.Delta(), session), _native.Evaluator(session)
     zero = np.random.default_rng(0).integers(0, 256, (2 * WIDTH, LANES, 16), dtype=np.uint8)
     frame = np.empty(1 << 18, dtype=np.uint8)
-    chunk = program.chunk(LANES)
+    chunk, out = program.chunk(LANES), np.empty_like(zero)
 
     def garble() -> int:
-        run = garbler.garbling(plan, LANES, zero, chunk)
+        run = garbler.garbling(plan, LANES, zero, chunk, out)
         while run.next(frame):
             pass
         return plan.and_gates * LANES
 
     def evaluate() -> int:
-        run = evaluator.evaluation(plan, LANES, zero, chunk)
+        run = evaluator.evaluation(plan, LANES, zero, chunk, out)
         while run.tables_left:
             run.next(frame[: min(frame.nbytes, 32 * run.tables_left)])
         return plan.and_gates * LANES
@@ -123,11 +123,19 @@ def bench_pair(
     """
     settings = settings or Settings()
     with listen("127.0.0.1:0", tls=tls[0] if tls else None, timeout=_TIMEOUT) as listener:
-        words = [listener.address, str(gates), str(transfers), str(settings.transfer.k), str(int(settings.transfer.checks))]
+        words = [
+            listener.address,
+            str(gates),
+            str(transfers),
+            str(settings.transfer.k),
+            str(int(settings.transfer.checks)),
+        ]
         words += [settings.kernels or "-"]
         words += [str(cores[1]) if cores else "-"]
         words += [str(path) for path in (tls[1].certificate, tls[1].key, tls[1].ca)] if tls else []
-        child = subprocess.Popen([sys.executable, "-c", _CHILD, *words], stdout=subprocess.DEVNULL)
+        # Of its own session, so that Ctrl-C is for us, and we end it.
+        command = [sys.executable, "-c", _CHILD, *words]
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
         affinity = os.sched_getaffinity(0)
         try:
             if cores:
@@ -156,10 +164,13 @@ def peer() -> None:
     tls = Tls(*files) if files else None
     settings = Settings(TransferSettings(k=int(k), checks=checks == "1"), kernels="" if kernels == "-" else kernels)
     clock = time.perf_counter()
-    with connect(address, tls=tls, timeout=_TIMEOUT) as channel:
-        connection = time.perf_counter() - clock
-        result = _play(channel, "evaluator", int(gates), int(transfers), settings)
-        channel.send(Kind.OUTPUT, _SECONDS.pack(connection + result["setup_seconds"]))
+    try:
+        with connect(address, tls=tls, timeout=_TIMEOUT) as channel:
+            connection = time.perf_counter() - clock
+            result = _play(channel, "evaluator", int(gates), int(transfers), settings)
+            channel.send(Kind.OUTPUT, _SECONDS.pack(connection + result["setup_seconds"]))
+    except TransportError:
+        sys.exit(1)  # the first process tells the user
 
 
 def _play(channel: Channel, role: str, gates: int, transfers: int, settings: Settings) -> dict[str, Any]:
@@ -172,11 +183,11 @@ def _play(channel: Channel, role: str, gates: int, transfers: int, settings: Set
     bits = np.random.default_rng(1).integers(0, 2, 2 * WIDTH * LANES, dtype=np.uint8)
     labels = (party.own_labels(bits) if role == "garbler" else party.peer_labels(len(bits))).reshape(-1, LANES, 16)
     layers = max(1, gates // (program.netlist.and_gates * LANES))
-    labels = _layer(party, program, labels)
+    other = _layer(party, program, labels, np.empty_like(labels))
     _meet(channel)
     clock, before = time.perf_counter(), channel.counters.bytes_sent
     for _ in range(layers):
-        labels = _layer(party, program, labels)
+        labels, other = other, _layer(party, program, other, labels)
     _meet(channel)
     seconds, count = time.perf_counter() - clock, layers * program.netlist.and_gates * LANES
     sent = channel.counters.bytes_sent - before
@@ -195,8 +206,10 @@ def _play(channel: Channel, role: str, gates: int, transfers: int, settings: Set
     return result | {"ot": transfers, "ot_per_second": transfers / seconds, "bytes_per_ot": received / transfers}
 
 
-def _layer(party: GarblerParty | EvaluatorParty, program: Program, labels: Any) -> Any:
-    return party.garble(program, labels) if isinstance(party, GarblerParty) else party.evaluate(program, labels)
+def _layer(party: GarblerParty | EvaluatorParty, program: Program, labels: Array, out: Array) -> Array:
+    if isinstance(party, GarblerParty):
+        return party.garble(program, labels, out=out)
+    return party.evaluate(program, labels, out=out)
 
 
 def _meet(channel: Channel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from deepseal.secure_inference.transport import Channel, Counters, Hello, Kind, 
 
 ROLES = ("garbler", "evaluator")
 READERS = ("both", *ROLES)
+_LONG = 1000
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def run_circuit(
     own = own_bits(netlist, owned_by, role, values)
     settings = settings or Settings()
     started = time.perf_counter()
-    parameters: dict[str, int | str] = {"owners": ",".join(owned_by), "readers": readers}
+    parameters: dict[str, int | str] = {"owners": _stated(owned_by), "readers": readers}
     start = start_garbler if role == "garbler" else start_evaluator
     party = start(channel, program=netlist.digest(), parameters=parameters, settings=settings)
     ours = np.concatenate([np.zeros(0, dtype=np.uint8), *own])
@@ -126,7 +128,7 @@ def run_circuit(
         own_labels, peer_labels = party.own_labels(ours), party.peer_labels(theirs)
     else:
         peer_labels, own_labels = party.peer_labels(theirs), party.own_labels(ours)
-    mine = np.repeat([owner == role for owner in owned_by], netlist.inputs)
+    mine = np.repeat(np.array([owner == role for owner in owned_by], dtype=np.bool_), netlist.inputs)
     labels = np.empty((netlist.input_bits, 1, 16), dtype=np.uint8)
     labels[mine, 0], labels[~mine, 0] = own_labels, peer_labels
     program = Program(netlist)
@@ -169,7 +171,7 @@ def run_circuit_on_emp(
     own = np.concatenate([np.zeros(0, dtype=np.uint8), *own_bits(netlist, owned_by, role, values)])
     emp.require_build()
     started = time.perf_counter()
-    hello = Hello(role, netlist.digest(), "emp", None, {"owners": ",".join(owned_by), "readers": readers})
+    hello = Hello(role, netlist.digest(), "emp", None, {"owners": _stated(owned_by), "readers": readers})
     handshake(channel, hello)
     sock = channel.detach()
     with sock:
@@ -196,6 +198,12 @@ def _evaluate(party: Any, program: Program, labels: Array, readers: str) -> Arra
     if readers != "evaluator":
         party.tell(active)
     return bits
+
+
+def _stated(owners: Sequence[str]) -> str:
+    """The owners as a value of the handshake, which takes no long ones."""
+    text = ",".join(owners)
+    return text if len(text) <= _LONG else f"sha256 {hashlib.sha256(text.encode('ascii')).hexdigest()}"
 
 
 def _bits(value: int, width: int) -> Array:

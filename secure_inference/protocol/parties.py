@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deepseal import _native
+from deepseal.errors import InputError
 from deepseal.secure_inference.netlist import Netlist
 from deepseal.secure_inference.protocol.extension import (
     BLOCK,
@@ -49,6 +50,12 @@ class Settings:
     transfer: TransferSettings = field(default_factory=TransferSettings)
     kernels: str = ""
 
+    def __post_init__(self) -> None:
+        names = _native.kernels()
+        if self.kernels and self.kernels not in names:
+            found = repr(self.kernels)
+            raise InputError(f"kernels that run here, {', '.join(names)}", found=found, do="choose one of them")
+
     def parameters(self) -> dict[str, int | str]:
         """What goes into the handshake."""
         return {"hash": HASH, **self.transfer.parameters()}
@@ -71,7 +78,7 @@ class Program:
 
     def chunk(self, lanes: int) -> int:
         """How many lanes are replayed together: as many as keep the labels in the cache."""
-        return max(_WIDE, _LABELS // (BLOCK * max(1, self.plan(lanes).slots)) // _WIDE * _WIDE)
+        return max(_WIDE, _LABELS // (BLOCK * max(1, self.plan(lanes).temporaries)) // _WIDE * _WIDE)
 
 
 class GarblerParty:
@@ -102,17 +109,18 @@ class GarblerParty:
         with self.channel.phase("inputs"):
             return self.transfer.correlated(n)
 
-    def garble(self, program: Program, zero: Array) -> Array:
+    def garble(self, program: Program, zero: Array, *, out: Array | None = None) -> Array:
         """Send the tables of a netlist; its outputs' zero labels, (output bits, lanes, 16).
 
         Args:
             program: what to garble.
             zero: (input bits, lanes, 16), the inputs' zero labels.
+            out: where to put the result; fresh memory costs more time than garbling does.
         """
         lanes = zero.shape[1]
         with self.channel.phase("tables"):
             labels = np.ascontiguousarray(zero)
-            run = self._garbler.garbling(program.plan(lanes), lanes, labels, program.chunk(lanes))
+            run = self._garbler.garbling(program.plan(lanes), lanes, labels, program.chunk(lanes), out)
             while count := run.next(self._frame):
                 self.channel.send(Kind.TABLES, self._frame[:count])
             self.channel.flush()
@@ -171,17 +179,18 @@ class EvaluatorParty:
         with self.channel.phase("inputs"):
             return self.transfer.correlated(bits)
 
-    def evaluate(self, program: Program, active: Array) -> Array:
+    def evaluate(self, program: Program, active: Array, *, out: Array | None = None) -> Array:
         """Take the tables of a netlist; its outputs' active labels, (output bits, lanes, 16).
 
         Args:
             program: the garbler's.
             active: (input bits, lanes, 16), the inputs' active labels.
+            out: where to put the result.
         """
         lanes = active.shape[1]
         with self.channel.phase("tables"):
             labels = np.ascontiguousarray(active)
-            run = self._evaluator.evaluation(program.plan(lanes), lanes, labels, program.chunk(lanes))
+            run = self._evaluator.evaluation(program.plan(lanes), lanes, labels, program.chunk(lanes), out)
             while run.tables_left:
                 count = self.channel.receive_into(Kind.TABLES, self._frame)
                 if count == 0 or count % TABLE or count // TABLE > run.tables_left:

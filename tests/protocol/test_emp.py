@@ -19,8 +19,10 @@ import pytest
 from deepseal.errors import DeepSealError, InputError, TransportError
 from deepseal.secure_inference.netlist import Netlist, Op, read_bristol
 from deepseal.secure_inference.protocol import emp
+from deepseal.secure_inference.protocol.circuit import run_circuit_on_emp
 from deepseal.secure_inference.protocol.emp import emp_build, measure_emp, run_emp
 from deepseal.secure_inference.protocol.emp_builds import BUILDS, check_build, check_leaks
+from deepseal.secure_inference.transport import Channel, memory_pair
 
 INSTALLED = importlib.util.find_spec("deepseal._emp") is not None
 needs_emp = pytest.mark.skipif(not INSTALLED, reason="deepseal._emp is not installed: built without DEEPSEAL_EMP=ON")
@@ -169,6 +171,25 @@ def test_the_socket_carries_more_afterwards_and_nothing_is_left_open():
     first.close()
     second.close()
     assert descriptors() == before
+
+
+@needs_emp
+def test_a_circuit_over_a_channel_after_the_handshake():
+    done: dict[str, object] = {}
+
+    def play(role: str, channel: Channel) -> None:
+        try:
+            done[role] = run_circuit_on_emp(channel, role, AND, [1])
+        except DeepSealError as error:
+            done[role] = error
+
+    ends = memory_pair(timeout=20)
+    threads = [threading.Thread(target=play, args=job) for job in zip(emp.ROLES, ends, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [getattr(done[role], "output", done[role]) for role in emp.ROLES] == [(1,), (1,)]
 
 
 @needs_emp

@@ -75,9 +75,11 @@ void active_labels(const Kernels& kernels, Block seed, Block* active, std::size_
 // outputs, on that of lanes. Tables come chunk by chunk, gate by gate, lane by lane.
 class Replay {
  public:
-  // labels: (inputs, lanes), which must stay in place until the end. chunk: 0 takes all lanes at once.
+  // labels: (inputs, lanes), and outputs: (outputs, lanes), where the results go, must stay in place until the end; no
+  // outputs: the replay keeps its own. chunk: 0 takes all lanes at once.
   // Throws std::invalid_argument where they have another size.
-  Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels, std::size_t chunk);
+  Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels, std::size_t chunk,
+         std::span<Block> outputs);
 
   std::size_t lanes() const noexcept { return all_; }
   std::size_t tables_left() const noexcept { return left_; }
@@ -89,11 +91,11 @@ class Replay {
   template <class Gates, class Invert>
   std::size_t run(std::size_t capacity, const Gates& gates, const Invert& invert, Block one);
 
-  const std::vector<Block>& collected() const;
+  std::span<const Block> collected() const;
 
  private:
-  void load();
   void collect(Block one);
+  Block* labels_of(std::uint32_t slot) noexcept;
   template <class Gates>
   std::size_t gather(std::size_t capacity, std::size_t offset, const Gates& gates);
 
@@ -106,23 +108,24 @@ class Replay {
   std::size_t lanes_ = 0;  // lanes of the chunk
   std::size_t position_ = 0;
   std::size_t lane_ = 0;
-  std::unique_ptr<Block[]> labels_;  // (slots, lanes of the chunk)
-  std::vector<Block> scratch_;       // (3, a group of gates)
-  std::vector<Block> outputs_;       // (outputs, lanes)
+  std::unique_ptr<Block[]> temporaries_;  // (temporaries, lanes of the chunk)
+  std::vector<Block> scratch_;            // (3, a group of gates)
+  std::vector<Block> own_outputs_;
+  std::span<Block> outputs_;
 };
 
 class Garbling : public Replay {
  public:
   // zero: zero labels of the inputs, (inputs, lanes)
   Garbling(std::shared_ptr<Garbler> garbler, std::shared_ptr<const Plan> plan, std::size_t lanes,
-           std::span<const Block> zero, std::size_t chunk = 0)
-      : Replay(std::move(plan), lanes, zero, chunk), garbler_(std::move(garbler)) {}
+           std::span<const Block> zero, std::size_t chunk = 0, std::span<Block> outputs = {})
+      : Replay(std::move(plan), lanes, zero, chunk, outputs), garbler_(std::move(garbler)) {}
 
   // Writes the next tables, as many as fit; the number written. 0 only at the end.
   std::size_t next(std::span<Block> tables);
 
   // Zero labels, (outputs, lanes). Throws std::logic_error before the end.
-  const std::vector<Block>& outputs();
+  std::span<const Block> outputs();
 
  private:
   std::shared_ptr<Garbler> garbler_;
@@ -132,14 +135,14 @@ class Evaluation : public Replay {
  public:
   // active: active labels of the inputs, (inputs, lanes)
   Evaluation(std::shared_ptr<Evaluator> evaluator, std::shared_ptr<const Plan> plan, std::size_t lanes,
-             std::span<const Block> active, std::size_t chunk = 0)
-      : Replay(std::move(plan), lanes, active, chunk), evaluator_(std::move(evaluator)) {}
+             std::span<const Block> active, std::size_t chunk = 0, std::span<Block> outputs = {})
+      : Replay(std::move(plan), lanes, active, chunk, outputs), evaluator_(std::move(evaluator)) {}
 
   // Takes the next tables. Throws std::invalid_argument for more of them than are left, or for half ones.
   void next(std::span<const Block> tables);
 
   // Active labels, (outputs, lanes). Throws std::logic_error before the end.
-  const std::vector<Block>& outputs();
+  std::span<const Block> outputs();
 
  private:
   std::shared_ptr<Evaluator> evaluator_;

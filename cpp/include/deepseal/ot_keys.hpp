@@ -34,7 +34,7 @@ class OtKeys {
 // ring): for a bit c the receiver gets r = s + c v mod 2^l where the sender has s, of `width` elements each.
 class RingOt {
  public:
-  // Throws std::invalid_argument unless 1 <= bits <= 64.
+  // Throws std::invalid_argument unless 1 <= bits <= 64 and 1 <= width < 2^32.
   RingOt(const SessionKeys& session, unsigned bits, std::size_t width);
 
   std::size_t width() const noexcept { return width_; }

@@ -31,11 +31,14 @@ struct Step {
   std::uint32_t c = 0;
 };
 
+// A constant bit, or the slot where the output is found in the end; its own slot, `inputs` + its number, unless it is
+// an input or the same wire as an earlier output.
 struct Output {
   bool constant = false;
-  std::uint32_t value = 0;  // a slot, or the constant bit
+  std::uint32_t value = 0;
 };
 
+// Slots: the inputs, which nothing overwrites, then a slot for each output, then temporary ones that are used again.
 class Plan {
  public:
   // Throws std::invalid_argument for arrays that are not a netlist.
@@ -43,6 +46,7 @@ class Plan {
 
   std::uint32_t inputs() const noexcept { return inputs_; }
   std::uint32_t slots() const noexcept { return slots_; }
+  std::uint32_t temporaries() const noexcept { return slots_ - inputs_ - static_cast<std::uint32_t>(outputs_.size()); }
   std::size_t and_gates() const noexcept { return and_gates_; }
   std::uint32_t depth() const noexcept { return depth_; }
   Order order() const noexcept { return order_; }
