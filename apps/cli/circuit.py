@@ -56,7 +56,14 @@ def run(
     """Compute a circuit with another party; neither sees the other's input. Both parties must be semi-honest."""
     with running("private.circuit", json=json, record=record, inputs=(circuit, input_file)) as (made, _):
         from deepseal.secure_inference.netlist import read_bristol
-        from deepseal.secure_inference.protocol.circuit import own_bits, owners_of, run_circuit, run_circuit_on_emp
+        from deepseal.secure_inference.protocol.circuit import (
+            check_emp,
+            check_readers,
+            own_bits,
+            owners_of,
+            run_circuit,
+            run_circuit_on_emp,
+        )
         from deepseal.secure_inference.protocol.extension import TransferSettings
         from deepseal.secure_inference.protocol.parties import Settings
 
@@ -72,6 +79,9 @@ def run(
         owners = owners_of(netlist, owner)
         values = _values(input or [], input_file)
         own_bits(netlist, owners, role, values)
+        check_readers(reader)
+        if engine == "emp":
+            check_emp(reader)
         tls = _tls(tls_cert, tls_key, tls_ca)
         made.params.update(
             circuit=circuit.name, role=role, owners=list(owners), reader=reader, engine=engine, tls=tls is not None

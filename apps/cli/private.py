@@ -58,6 +58,6 @@ def bench(
 ) -> None:
     """Measure the garbling engine on this machine: in memory, and between two processes over loopback."""
     with running("private.bench", json=json, record=record) as (run, _):
-        from deepseal.apps.workflow import bench_engine
+        from deepseal.apps.engine import bench_engine
 
         bench_engine(run, kernels=kernels, gates=gates, seconds=seconds)

@@ -29,14 +29,18 @@ Block block_of(const py::bytes& bytes) {
   return block;
 }
 
+void check_contiguous(const py::buffer_info& info) {
+  auto expected = info.itemsize;
+  for (std::size_t i = info.shape.size(); i-- > 0; expected *= info.shape[i])
+    if (info.shape[i] > 1 && info.strides[i] != expected)
+      throw std::invalid_argument("expected contiguous memory, found strides");
+}
+
 // A view of contiguous memory as blocks; copied only where it is not aligned.
 class Blocks {
  public:
   explicit Blocks(const py::buffer& buffer) : info_(buffer.request()) {
-    std::size_t expected = static_cast<std::size_t>(info_.itemsize);
-    for (std::size_t i = info_.shape.size(); i-- > 0; expected *= static_cast<std::size_t>(info_.shape[i]))
-      if (info_.shape[i] > 1 && info_.strides[i] != static_cast<py::ssize_t>(expected))
-        throw std::invalid_argument("expected contiguous memory, found strides");
+    check_contiguous(info_);
     const auto size = static_cast<std::size_t>(info_.size * info_.itemsize);
     if (size % sizeof(Block) != 0) throw std::invalid_argument("expected whole blocks of 16 bytes, found " + std::to_string(size) + " bytes");
     const auto* data = static_cast<const Block*>(info_.ptr);
@@ -147,8 +151,9 @@ void bind_session(py::module_& m) {
            py::arg("seed"), py::arg("kernels") = "")
       .def_property_readonly("kernels", [](const SessionKeys& session) { return std::string(session.kernels().name); });
 
-  py::class_<Delta, std::shared_ptr<Delta>>(m, "Delta", "The secret offset: cannot be copied, printed or read back.")
+  py::class_<Delta, std::shared_ptr<Delta>>(m, "Delta", "The secret offset. Nothing returns it.")
       .def(py::init<>())
+      .def("__reduce_ex__", [](const Delta&, int) -> py::object { throw py::type_error("expected a value that may leave the process, found a secret"); })
       .def_static("from_bytes", [](const py::bytes& value) { return std::make_shared<Delta>(block_of(value)); }, "For repeatable tests.")
       .def(
           "choose",
@@ -168,7 +173,7 @@ void bind_gates(py::module_& m) {
       .def(py::init([](std::shared_ptr<Delta> delta, const SessionKeys& session) {
              return std::make_shared<Garbler>(std::move(delta), session);
            }),
-           py::arg("delta"), py::arg("session"))
+           py::arg("delta").none(false), py::arg("session"))
       .def_property_readonly("gates", &Garbler::gates)
       .def(
           "own_labels",
@@ -203,7 +208,7 @@ void bind_gates(py::module_& m) {
           [](const std::shared_ptr<Garbler>& garbler, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& zero, std::size_t chunk, const std::optional<Bytes>& out) {
             return std::make_unique<Held<Garbling>>(garbler, plan, lanes, zero, chunk, out);
           },
-          py::arg("plan"), py::arg("lanes"), py::arg("zero"), py::arg("chunk") = 0, py::arg("out").noconvert() = py::none(),
+          py::arg("plan").none(false), py::arg("lanes"), py::arg("zero"), py::arg("chunk") = 0, py::arg("out").noconvert() = py::none(),
           "Garble a netlist on `lanes` inputs, `chunk` at a time (0: all); zero labels (inputs, lanes, 16).");
 
   py::class_<Held<Garbling>>(m, "Garbling", "Produces tables.")
@@ -212,6 +217,7 @@ void bind_gates(py::module_& m) {
           "next",
           [](Held<Garbling>& held, const py::buffer& buffer) {
             const py::buffer_info info = buffer.request(true);
+            check_contiguous(info);
             const auto size = static_cast<std::size_t>(info.size * info.itemsize);
             require(reinterpret_cast<std::uintptr_t>(info.ptr) % alignof(Block) == 0, "a buffer aligned to 16 bytes", size);
             const std::span<Block> room(static_cast<Block*>(info.ptr), size / sizeof(Block));
@@ -229,7 +235,7 @@ void bind_gates(py::module_& m) {
           [](const std::shared_ptr<Evaluator>& evaluator, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& active, std::size_t chunk, const std::optional<Bytes>& out) {
             return std::make_unique<Held<Evaluation>>(evaluator, plan, lanes, active, chunk, out);
           },
-          py::arg("plan"), py::arg("lanes"), py::arg("active"), py::arg("chunk") = 0, py::arg("out").noconvert() = py::none(),
+          py::arg("plan").none(false), py::arg("lanes"), py::arg("active"), py::arg("chunk") = 0, py::arg("out").noconvert() = py::none(),
           "Evaluate a netlist; active labels (inputs, lanes, 16), chunks as the garbler's.");
 
   py::class_<Held<Evaluation>>(m, "Evaluation", "Consumes tables.")
@@ -286,7 +292,7 @@ void bind_transfer(py::module_& m) {
                        const py::buffer& opening) {
              return std::make_unique<CotSender>(session, k, std::move(delta), Blocks(keys).view(), Blocks(opening).view());
            }),
-           py::arg("session"), py::arg("k"), py::arg("delta"), py::arg("keys"), py::arg("opening"))
+           py::arg("session"), py::arg("k"), py::arg("delta").none(false), py::arg("keys"), py::arg("opening"))
       .def_property_readonly("used", &CotSender::used)
       .def(
           "correction_bytes", [](const CotSender& sender, std::size_t n) { return sizeof(Block) * sender.correction_blocks(n); },

@@ -34,6 +34,12 @@ void active_labels(const Kernels& kernels, Block seed, Block* active, std::size_
   wipe(&key, sizeof key);
 }
 
+Garbler::Garbler(std::shared_ptr<const Delta> delta, const SessionKeys& session)
+    : delta_(std::move(delta)), kernels_(session.kernels()), permutation_(session, Domain::gate) {
+  if (delta_->garbles_.test_and_set())
+    throw std::logic_error("expected a fresh delta, found one that a garbler has already");
+}
+
 void Garbler::own_labels(Block seed, const std::uint8_t* bits, Block* zero, std::size_t n) const {
   active_labels(kernels_, seed, zero, n);
   offset(zero, bits, zero, n);
@@ -96,6 +102,12 @@ Replay::Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<co
   temporaries_ = std::make_unique_for_overwrite<Block[]>(plan_->temporaries() * chunk_);
   scratch_.resize(3 * (group + wide));
   lanes_ = chunk_;
+}
+
+Replay::~Replay() {
+  wipe(temporaries_.get(), plan_->temporaries() * chunk_ * sizeof(Block));
+  wipe(scratch_.data(), scratch_.size() * sizeof(Block));
+  wipe(own_outputs_.data(), own_outputs_.size() * sizeof(Block));
 }
 
 // Inputs and outputs are rows of all lanes, temporary labels rows of this chunk's. No step writes an input.
@@ -190,6 +202,7 @@ std::span<const Block> Replay::collected() const {
 }
 
 std::size_t Garbling::next(std::span<Block> tables) {
+  const Exclusive only(garbler_->busy_);
   return run(
       tables.size() / table_blocks,
       [&](const Block* a, const Block* b, Block* c, std::size_t offset, std::size_t n) {
@@ -207,6 +220,7 @@ void Evaluation::next(std::span<const Block> tables) {
   if (tables.size() % table_blocks != 0 || tables.size() / table_blocks > tables_left())
     throw std::invalid_argument("expected at most " + std::to_string(tables_left()) + " tables of 32 bytes, found " +
                                 std::to_string(tables.size() * sizeof(Block)) + " bytes");
+  const Exclusive only(evaluator_->busy_);
   run(
       tables.size() / table_blocks,
       [&](const Block* a, const Block* b, Block* c, std::size_t offset, std::size_t n) {

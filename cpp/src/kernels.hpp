@@ -3,6 +3,7 @@
 #pragma once
 
 #include "deepseal/aes.hpp"
+#include "deepseal/secret.hpp"
 
 namespace deepseal {
 namespace {
@@ -104,6 +105,7 @@ void garble_gates(const AesKey& key, Block delta, const Block* a, const Block* b
     tables[2 * (i + j)] = rows[2 * j];
     tables[2 * (i + j) + 1] = rows[2 * j + 1];
   }
+  wipe(padded, sizeof padded);
 }
 
 template <class V>
@@ -127,6 +129,7 @@ void evaluate_gates(const AesKey& key, const Block* a, const Block* b, const Blo
   }
   evaluate_step<V, V::evaluated>(key, padded[0], padded[1], rows, padded[2], tweaks);
   for (std::size_t j = 0; j < n - i; ++j) c[i + j] = padded[2][j];
+  wipe(padded, sizeof padded);
 }
 
 template <class V>

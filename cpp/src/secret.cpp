@@ -1,5 +1,6 @@
 #include "deepseal/secret.hpp"
 
+#include <cstring>
 #include <stdexcept>
 #include <sys/random.h>
 
@@ -16,8 +17,14 @@ void random_bytes(void* out, std::size_t size) {
 }
 
 void wipe(void* memory, std::size_t size) noexcept {
-  auto* bytes = static_cast<volatile std::uint8_t*>(memory);
-  for (std::size_t i = 0; i < size; ++i) bytes[i] = 0;
+  if (size == 0) return;
+  std::memset(memory, 0, size);
+  __asm__ volatile("" : : "r"(memory) : "memory");
+}
+
+Exclusive::Exclusive(std::atomic_flag& busy) : busy_(busy) {
+  if (busy_.test_and_set(std::memory_order_acquire))
+    throw std::logic_error("expected one thread in a session, found a second one");
 }
 
 Delta::Delta() {

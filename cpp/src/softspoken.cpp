@@ -51,6 +51,7 @@ void sum_streams(const Kernels& kernels, const std::vector<AesKey>& leaves, unsi
     for (unsigned b = 0; b < depth; ++b)
       if (index >> b & 1) add(rows + b * chunk, stream, n);
   }
+  wipe(stream, sizeof stream);
 }
 
 void to_columns(const Block* rows, std::size_t n, Block* out, std::size_t wanted) {
@@ -62,6 +63,7 @@ void to_columns(const Block* rows, std::size_t n, Block* out, std::size_t wanted
     } else {
       transpose(rows + word, chunk, square);
       std::copy_n(square, left, out + 128 * word);
+      wipe(square, sizeof square);
     }
   }
 }
@@ -101,6 +103,7 @@ CotReceiver::CotReceiver(const SessionKeys& session, unsigned k, std::span<const
         }
       }
       for (unsigned side = 0; side < 2; ++side) opening_.push_back(sums[side] ^ offered(level, side));
+      wipe(nodes.data(), nodes.size() * sizeof(Block));
       nodes = std::move(next);
     }
     append_checks(kernels_, key, nodes, tree, leaf_checks_);
@@ -113,6 +116,7 @@ CotReceiver::~CotReceiver() {
 }
 
 void CotReceiver::extend(const std::uint8_t* bits, std::size_t n, Block* t, std::vector<Block>& corrections) {
+  const Exclusive only(busy_);
   const std::size_t blocks = (n + 127) / 128;
   std::vector<Block> rows(ot_security * chunk);
   std::size_t written = corrections.size();
@@ -131,6 +135,7 @@ void CotReceiver::extend(const std::uint8_t* bits, std::size_t n, Block* t, std:
       written += size;
     }
     to_columns(rows.data(), size, t + 128 * start, n - 128 * start);
+    wipe(choices, sizeof choices);
     position_ += size;
   }
   wipe(rows.data(), rows.size() * sizeof(Block));
@@ -139,7 +144,8 @@ void CotReceiver::extend(const std::uint8_t* bits, std::size_t n, Block* t, std:
 CotSender::CotSender(const SessionKeys& session, unsigned k, std::shared_ptr<const Delta> delta,
                      std::span<const Block> keys, std::span<const Block> opening)
     : kernels_(session.kernels()), trees_(k), delta_(std::move(delta)) {
-  if (keys.size() != ot_security || opening.size() != trees_.opening_blocks())
+  if (keys.size() != ot_security) throw std::invalid_argument("expected 128 keys, found " + std::to_string(keys.size()));
+  if (opening.size() != trees_.opening_blocks())
     throw std::invalid_argument("expected " + std::to_string(trees_.opening_blocks()) + " blocks to open the trees, found " +
                                 std::to_string(opening.size()));
   const AesKey key = session.derive(Domain::ot, 0);
@@ -163,6 +169,7 @@ CotSender::CotSender(const SessionKeys& session, unsigned k, std::shared_ptr<con
         missing ^= child[1] ^ swap;
       }
       next[std::size_t{1} << level] = missing;
+      wipe(nodes.data(), nodes.size() * sizeof(Block));
       nodes = std::move(next);
     }
     append_checks(kernels_, key, nodes, tree, leaf_checks_);
@@ -213,6 +220,7 @@ void CotSender::extend(std::span<const Block> corrections, std::size_t n, Block*
   if (corrections.size() != correction_blocks(n))
     throw std::invalid_argument("expected " + std::to_string(correction_blocks(n)) + " blocks of corrections, found " +
                                 std::to_string(corrections.size()));
+  const Exclusive only(busy_);
   std::vector<Block> rows(ot_security * chunk);
   std::size_t read = 0;
   for (std::size_t start = 0; start < blocks; start += chunk) {

@@ -85,6 +85,28 @@ def own_bits(netlist: Netlist, owners: Sequence[str], role: str, values: Sequenc
     return [_bits(value, width) for value, width in zip(values, widths, strict=True)]
 
 
+def check_readers(readers: str) -> None:
+    """Refuse unknown readers.
+
+    Raises:
+        InputError: neither both nor a role.
+    """
+    if readers not in READERS:
+        raise InputError(f"readers {', '.join(READERS)}", found=repr(readers), do="choose one of them")
+
+
+def check_emp(readers: str) -> None:
+    """Refuse, before anybody is met, what EMP cannot do or where it is not.
+
+    Raises:
+        InputError: other readers than both, or no EMP that was tested.
+    """
+    if readers != "both":
+        do = "use our own engine (--engine native), which can keep the output from one party"
+        raise InputError("outputs that both parties read, with EMP", found=readers, do=do)
+    emp.require_build()
+
+
 def run_circuit(
     channel: Channel,
     role: str,
@@ -111,9 +133,9 @@ def run_circuit(
         ProtocolError: the other party runs something else, or breaks the protocol.
         TransportError: it hangs up or stalls.
     """
-    if role not in ROLES or readers not in READERS:
-        found = f"role {role} and readers {readers}"
-        raise InputError("role garbler or evaluator, readers both or one of them", found=found, do="correct them")
+    if role not in ROLES:
+        raise InputError("the role garbler or evaluator", found=repr(role), do="choose one of them")
+    check_readers(readers)
     owned_by = owners_of(netlist, owners)
     own = own_bits(netlist, owned_by, role, values)
     settings = settings or Settings()
@@ -164,12 +186,9 @@ def run_circuit_on_emp(
     Raises:
         InputError: as there, TLS, other readers, or no EMP that was tested.
     """
-    if readers != "both":
-        do = "use our own engine (--engine native), which can keep the output from one party"
-        raise InputError("outputs that both parties read, with EMP", found=readers, do=do)
+    check_emp(readers)
     owned_by = owners_of(netlist, owners)
     own = np.concatenate([np.zeros(0, dtype=np.uint8), *own_bits(netlist, owned_by, role, values)])
-    emp.require_build()
     started = time.perf_counter()
     hello = Hello(role, netlist.digest(), "emp", None, {"owners": _stated(owned_by), "readers": readers})
     handshake(channel, hello)

@@ -53,7 +53,7 @@ class Channel:
         peer_certificate: bytes | None = None,
     ) -> None:
         if not timeout > 0:
-            raise InputError("a time-out of more than 0 seconds", found=str(timeout), do="choose a longer one")
+            raise InputError("a finite time-out of more than 0 seconds", found=str(timeout), do="choose a longer one")
         self.own_certificate, self.peer_certificate = own_certificate, peer_certificate
         self.timeout = float(timeout)
         self._sock, self._limit = sock, limit

@@ -247,4 +247,4 @@ def _resolve(address: str, anywhere: bool, *, passive: bool) -> list[_Place]:
 
 def _check_timeout(timeout: float) -> None:
     if not 0 < timeout < 1e7:
-        raise InputError("a time-out of more than 0 seconds", found=str(timeout), do="choose another one")
+        raise InputError("a finite time-out of more than 0 seconds", found=str(timeout), do="choose another one")

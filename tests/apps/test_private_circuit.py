@@ -240,7 +240,6 @@ def test_a_port_in_use_and_a_bad_circuit(tmp_path):
         refused(*result, "expected ")
 
 
-@pytest.mark.xfail(strict=True, reason="only looked at once the other party has come")
 def test_refusals_before_the_other_party_comes():
     common = [*RUN, OWN, *GARBLER, *MEET, *FIVE, "--timeout", "1"]
     for code, out, err in deepseal_each(

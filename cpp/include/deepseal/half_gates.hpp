@@ -25,8 +25,8 @@ inline constexpr std::uint64_t epoch_gates = 4096;
 // Delta and the counter of gates, which never goes back: one garbler a session.
 class Garbler {
  public:
-  Garbler(std::shared_ptr<const Delta> delta, const SessionKeys& session)
-      : delta_(std::move(delta)), kernels_(session.kernels()), permutation_(session, Domain::gate) {}
+  // Throws std::logic_error for a delta that another garbler has.
+  Garbler(std::shared_ptr<const Delta> delta, const SessionKeys& session);
 
   std::uint64_t gates() const noexcept { return gates_; }
 
@@ -49,6 +49,7 @@ class Garbler {
   const Kernels& kernels_;
   Permutation permutation_;
   std::uint64_t gates_ = 0;
+  std::atomic_flag busy_;
 };
 
 class Evaluator {
@@ -65,6 +66,7 @@ class Evaluator {
   const Kernels& kernels_;
   Permutation permutation_;
   std::uint64_t gates_ = 0;
+  std::atomic_flag busy_;
 };
 
 // Active labels of the garbler's bits, from the seed that it sent.
@@ -80,6 +82,10 @@ class Replay {
   // Throws std::invalid_argument where they have another size.
   Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels, std::size_t chunk,
          std::span<Block> outputs);
+
+  ~Replay();
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
 
   std::size_t lanes() const noexcept { return all_; }
   std::size_t tables_left() const noexcept { return left_; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -16,7 +17,20 @@ void random_bytes(void* out, std::size_t size);
 // Overwrites memory that held a secret, so that the compiler cannot drop it.
 void wipe(void* memory, std::size_t size) noexcept;
 
-// Lives in the garbler only: it cannot be copied, printed or read back, and is wiped at its end. Bit 0 is 1.
+// Marks an object as in use for the length of a block. Counters that two threads share would give a tweak twice.
+class Exclusive {
+ public:
+  // Throws std::logic_error where somebody else is inside.
+  explicit Exclusive(std::atomic_flag& busy);
+  ~Exclusive() { busy_.clear(std::memory_order_release); }
+  Exclusive(const Exclusive&) = delete;
+  Exclusive& operator=(const Exclusive&) = delete;
+
+ private:
+  std::atomic_flag& busy_;
+};
+
+// Lives on the garbler's side only: it is never copied, printed or returned, and is wiped at its end. Bit 0 is 1.
 class Delta {
  public:
   Delta();
@@ -37,7 +51,9 @@ class Delta {
   friend class Garbler;
   friend class CotSender;
   friend class OtKeys;
+  friend class LinearOt;
   Block value_;
+  mutable std::atomic_flag garbles_;  // by one garbler only: a second one would count its gates from 0 again
 };
 
 }  // namespace deepseal

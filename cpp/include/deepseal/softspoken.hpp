@@ -59,6 +59,7 @@ class CotReceiver {
   std::vector<Block> leaf_checks_;
   std::vector<std::vector<AesKey>> leaves_;
   std::uint64_t position_ = 0;  // blocks of 128 OTs
+  std::atomic_flag busy_;
 };
 
 class CotSender {
@@ -85,6 +86,7 @@ class CotSender {
   std::vector<std::vector<AesKey>> leaves_;
   std::vector<Block> leaf_checks_;  // in the order of offsets
   std::uint64_t position_ = 0;
+  std::atomic_flag busy_;
 };
 
 }  // namespace deepseal

@@ -1,0 +1,79 @@
+// A linear layer on secret-shared bits by correlated OT: y = sum_i x_i w_i over Z_2^l, where one party (the receiver)
+// holds the bits of x as labels and the other (the sender) holds the weights w.
+//
+// N. Gilboa, "Two party RSA key generation", CRYPTO 1999, with the correlations of Asharov, Lindell, Schneider, Zohner,
+// CCS 2013: bit b of x_i is the choice of one OT whose message is a row of all weights that x_i meets, times 2^b. Only
+// l - b bits of an element are sent. The OT's keys come from a pair of labels under the session's delta: those of
+// correlated OT (whose choice is the bit itself), or those of a garbled wire (whose choice is the colour, with the
+// garbler knowing the permute bit p: bit = p ^ colour).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "deepseal/secret.hpp"
+#include "deepseal/session.hpp"
+
+namespace deepseal {
+
+// The public shape of the layer. Element i of the source meets the connections starts[i] ... starts[i + 1] - 1, each to
+// an element of the target and with a weight's index.
+struct Connections {
+  std::vector<std::uint64_t> starts;
+  std::vector<std::uint32_t> targets;
+  std::vector<std::uint32_t> weights;
+  std::size_t outputs = 0;
+  std::size_t weight_count = 0;
+};
+
+// One layer of one session, for any number of samples. Both parties count the blocks of pads in the same way.
+class LinearOt {
+ public:
+  // l: bits of the ring, 2 to 64. k: bits of a source element, 1 to l, the highest negative where `is_signed`.
+  // use: apart from every other layer of the session that reads the same labels.
+  // Throws std::invalid_argument for a shape that does not fit together.
+  LinearOt(const SessionKeys& session, std::shared_ptr<const Connections> shape, unsigned l, unsigned k, bool is_signed,
+           std::uint64_t use);
+
+  std::size_t sources() const noexcept { return shape_->starts.size() - 1; }
+  std::size_t outputs() const noexcept { return shape_->outputs; }
+
+  // Bytes sent for the source elements first ... last - 1.
+  std::size_t message_bytes(std::size_t first, std::size_t last) const;
+
+  // The weight owner's part for these elements: labels of choice 0 and permute bits, (last - first) k of each, element by
+  // element, least significant bit first. Subtracts its share from `share` (outputs), modulo 2^64, and writes the message.
+  void send(const Delta& delta, std::span<const std::int64_t> weights, std::size_t first, std::size_t last,
+            const Block* zero, const std::uint8_t* permute, std::uint64_t* share, std::uint8_t* message);
+
+  // The other party's: the chosen labels, and the choices. Adds its share to `share`.
+  void receive(std::size_t first, std::size_t last, const Block* active, const std::uint8_t* choices,
+               std::span<const std::uint8_t> message, std::uint64_t* share);
+
+ private:
+  template <class Word>
+  void send_rows(const Delta& delta, std::span<const std::int64_t> weights, std::size_t first, std::size_t last,
+                 const Block* zero, const std::uint8_t* permute, std::uint64_t* share, std::uint8_t* message);
+  template <class Word>
+  void receive_rows(std::size_t first, std::size_t last, const Block* active, const std::uint8_t* choices,
+                    const std::uint8_t* message, std::uint64_t* share);
+  template <class Word>
+  void pads(Block label, std::size_t blocks, std::uint64_t index, Word* out);
+
+  std::size_t row_bytes(std::size_t degree, unsigned bit) const noexcept { return (degree * (l_ - bit) + 7) / 8; }
+
+  const Kernels& kernels_;
+  Permutation permutation_;
+  std::shared_ptr<const Connections> shape_;
+  unsigned l_;
+  unsigned k_;
+  bool signed_;
+  std::uint64_t use_;
+  std::uint64_t used_ = 0;  // blocks of pads
+  std::vector<Block> points_;
+};
+
+}  // namespace deepseal

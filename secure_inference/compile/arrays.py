@@ -1,0 +1,99 @@
+"""Integer weights of linear steps: arrays, their file form and digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepseal.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class LinearWeights:
+    """The integers of one linear step.
+
+    Attributes:
+        weight: int64 of the step's ``weight_shape``.
+        bias: (channels,) int64, with the target's fraction.
+    """
+
+    weight: NDArray[np.int64]
+    bias: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "bias"):
+            array = np.asarray(getattr(self, name))
+            if array.dtype.kind not in "iu":
+                raise InputError(f"{name} as integers", found=str(array.dtype), do="round them first")
+            copy = array.astype(np.int64)
+            copy.flags.writeable = False
+            object.__setattr__(self, name, copy)
+        if self.bias.ndim != 1 or self.weight.ndim < 2 or len(self.bias) != len(self.weight):
+            found = f"weights of shape {self.weight.shape}, bias of shape {self.bias.shape}"
+            raise InputError("one bias for each output channel", found=found, do="correct the arrays")
+
+    def digest(self) -> str:
+        """SHA-256 in hexadecimal over shapes and values, 64 bits little-endian each."""
+        state = hashlib.sha256()
+        for array in (self.weight, self.bias):
+            state.update(np.array([array.ndim, *array.shape], dtype="<i8").tobytes())
+            state.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+        return state.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"LinearWeights(shape={self.weight.shape})"
+
+
+def pack_arrays(layers: Mapping[int, LinearWeights], **extra: NDArray[np.uint8]) -> bytes:
+    """A ``.npz`` archive of weights by index of the step, in the smallest integer types that hold them."""
+    arrays: dict[str, NDArray[np.integer]] = dict(extra)
+    for step, weights in sorted(layers.items()):
+        arrays[f"{step}.weight"], arrays[f"{step}.bias"] = _small(weights.weight), _small(weights.bias)
+    stream = io.BytesIO()
+    np.savez_compressed(stream, allow_pickle=False, **arrays)
+    return stream.getvalue()
+
+
+def unpack_arrays(data: bytes) -> dict[int, LinearWeights]:
+    """The inverse of ``pack_arrays``; further entries are left out.
+
+    Raises:
+        InputError: not such an archive.
+    """
+    arrays = read_archive(data)
+    steps = sorted({int(name.partition(".")[0]) for name in arrays if name.partition(".")[0].isdigit()})
+    try:
+        return {step: LinearWeights(arrays[f"{step}.weight"], arrays[f"{step}.bias"]) for step in steps}
+    except KeyError as error:
+        raise InputError("weight and bias of each step", found=f"no {error}", do="compile the model again") from error
+
+
+def read_archive(data: bytes) -> dict[str, NDArray[np.integer]]:
+    """All arrays of an archive.
+
+    Raises:
+        InputError: not an archive of plain arrays.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError, AttributeError, KeyError) as error:
+        if isinstance(error, InputError):
+            raise
+        do = "compile the model again"
+        raise InputError("an archive of integer arrays", found=type(error).__name__, do=do) from error
+
+
+def _small(array: NDArray[np.int64]) -> NDArray[np.integer]:
+    low, high = int(array.min(initial=0)), int(array.max(initial=0))
+    for kind in (np.int8, np.int16, np.int32):
+        limits = np.iinfo(kind)
+        if limits.min <= low and high <= limits.max:
+            return array.astype(kind)
+    return array

@@ -1,0 +1,401 @@
+"""The program: a network in integers, public, as data. Weights are apart, in ``weights.py``.
+
+A program is a list of wires (tensors of integers) and of steps that fill them in order. A ``Linear`` step is W x + b in
+the ring of integers modulo 2^l; a ``Circuit`` step is one small netlist for every element of its target. All integers
+are exact, so whoever runs a program gets the same answer bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepseal.errors import InputError, understood
+from deepseal.files import read_bytes, write_atomically
+from deepseal.secure_inference.compile.arrays import LinearWeights, pack_arrays, unpack_arrays
+from deepseal.secure_inference.compile.windows import Gather, View, Window, view_from_dict, view_index
+
+FORMAT = 1
+_LARGEST = 1 << 28  # bytes of a program file
+Ints: TypeAlias = NDArray[np.int64]
+Option: TypeAlias = "int | bool | str"
+NO_CONSTANTS: Mapping[int, LinearWeights] = MappingProxyType({})
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """How an integer stands for a real number: v means v 2^-fraction.
+
+    Attributes:
+        bits: width of the word, 1 … 64.
+        signed: two's complement, else unsigned.
+        fraction: position of the binary point; may be negative or larger than ``bits``.
+    """
+
+    bits: int
+    signed: bool
+    fraction: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 64 or abs(self.fraction) > 256:
+            found = f"{self.bits} bits, {self.fraction} of them behind the point"
+            raise InputError("a number of 1 to 64 bits, its point within 256 bits", found=found, do="change the format")
+
+    @property
+    def low(self) -> int:
+        """Smallest integer."""
+        return -(1 << (self.bits - 1)) if self.signed else 0
+
+    @property
+    def high(self) -> int:
+        """Largest integer."""
+        return (1 << (self.bits - int(self.signed))) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """A tensor of integers.
+
+    Attributes:
+        shape: of one sample, without the batch.
+        number: format of each element.
+        kind: ``activation``: words inside circuits; ``accumulator``: values modulo 2^bits that the parties hold as
+            additive shares, read as signed numbers.
+    """
+
+    shape: tuple[int, ...]
+    number: Number
+    kind: Literal["activation", "accumulator"]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Connections:
+    """Which source elements a linear step multiplies with which weights, sorted by source, then target, then weight.
+
+    Attributes:
+        starts: (source elements + 1,); entries starts[i] … starts[i+1] - 1 belong to source element i.
+        outputs: (connections,) flat index of the target element.
+        weights: (connections,) flat index of the weight.
+    """
+
+    starts: Ints
+    outputs: Ints
+    weights: Ints
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """target = W source + b modulo 2^l, with l the bits of the target, an accumulator.
+
+    ``op`` with its settings has the meaning of torch's: ``linear`` works on the last dimension; ``conv1d`` and
+    ``conv2d`` take a source of shape (channels, …). fraction(target) = fraction(source) + weight.fraction; the bias has
+    the target's fraction and one integer for each output channel (``linear``: for each output feature).
+
+    Attributes:
+        source: wire.
+        target: wire.
+        op: ``linear``, ``conv1d`` or ``conv2d``.
+        weight_shape: as in torch.
+        weight: format of the weights.
+        stride: one number for each spatial dimension; likewise ``padding`` and ``dilation``.
+        groups: as in torch.
+        public: the weights are public constants (average pooling) and stored in the program.
+        window: the tensor that the step works on, as a view of the source; None: the source as it is.
+        name: of the layer in the model, for messages.
+    """
+
+    source: int
+    target: int
+    op: Literal["linear", "conv1d", "conv2d"]
+    weight_shape: tuple[int, ...]
+    weight: Number
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+    public: bool = False
+    window: View | None = None
+    name: str = ""
+
+    @property
+    def spatial(self) -> int:
+        """Number of spatial dimensions."""
+        return {"linear": 0, "conv1d": 1, "conv2d": 2}[self.op]
+
+    def input_shape(self, program: Program) -> tuple[int, ...]:
+        """Shape of the tensor that the step works on."""
+        return program.wires[self.source].shape if self.window is None else self.window.shape
+
+    def target_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the result for an input of that shape."""
+        if self.op == "linear":
+            return (*shape[:-1], self.weight_shape[0])
+        kernel = self.weight_shape[2:]
+        sizes = zip(shape[1:], kernel, self.stride, self.padding, self.dilation, strict=True)
+        return (self.weight_shape[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes))
+
+    def channel_of(self, shape: tuple[int, ...]) -> Ints:
+        """(target elements,): index of the bias of each target element; ``shape`` is the target's."""
+        axis = len(shape) - 1 if self.op == "linear" else 0
+        sizes = [-1 if i == axis else 1 for i in range(len(shape))]
+        return np.broadcast_to(np.arange(shape[axis]).reshape(sizes), shape).reshape(-1).astype(np.int64)
+
+    def connections(self, program: Program) -> Connections:
+        """The multiplications; those with padding are left out."""
+        size = program.wires[self.source].size
+        shape = self.input_shape(program)
+        index = view_index(self.window, size)
+        sources, outputs, weights = (part.reshape(-1) for part in self._triples(index.reshape(shape)))
+        real = sources >= 0
+        if not real.all():
+            sources, outputs, weights = sources[real], outputs[real], weights[real]
+        order = np.lexsort((weights, outputs, sources))
+        starts = np.zeros(size + 1, dtype=np.int64)
+        np.cumsum(np.bincount(sources, minlength=size), out=starts[1:])
+        return Connections(starts, outputs[order], weights[order])
+
+    def _triples(self, index: Ints) -> tuple[Ints, Ints, Ints]:
+        """Source element, target element and weight of each multiplication, padding as source -1."""
+        shape = self.target_shape(index.shape)
+        outputs = np.arange(math.prod(shape), dtype=np.int64)
+        if self.op == "linear":
+            out, size = self.weight_shape
+            rows = index.reshape(-1, 1, size)
+            wide = (len(rows), out, size)
+            weights = np.arange(out * size, dtype=np.int64).reshape(1, out, size)
+            return (
+                np.broadcast_to(rows, wide),
+                np.broadcast_to(outputs.reshape(-1, out, 1), wide),
+                np.broadcast_to(weights, wide),
+            )
+        channels, per_group = self.weight_shape[0], self.weight_shape[1]
+        padded = np.pad(index, [(0, 0), *((p, p) for p in self.padding)], constant_values=-1)
+        kernel = self.weight_shape[2:]
+        own_group = np.arange(channels) // (channels // self.groups)
+        reads = own_group[:, None] * per_group + np.arange(per_group)  # (channels, per_group) input channels
+        sources = []
+        for place in np.ndindex(*kernel):
+            window = tuple(
+                slice(k * d, k * d + (n - 1) * s + 1, s)
+                for k, d, n, s in zip(place, self.dilation, shape[1:], self.stride, strict=True)
+            )
+            sources.append(padded[(slice(None), *window)].reshape(len(padded), -1)[reads])
+        area = math.prod(kernel)
+        stacked = np.stack(sources, axis=-1)  # (channels, per_group, pixels, kernel)
+        weights = np.arange(channels * per_group * area, dtype=np.int64).reshape(channels, per_group, 1, area)
+        placed = outputs.reshape(channels, 1, -1, 1)
+        return stacked, np.broadcast_to(placed, stacked.shape), np.broadcast_to(weights, stacked.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """One input word of a circuit: which element of a wire each lane reads.
+
+    Attributes:
+        source: wire.
+        window: view of the source, flattened: lane j reads element index(program)[j]; None: lane j reads element j.
+            -1 is padding: the lowest value for the gadget ``max``, 0 elsewhere.
+    """
+
+    source: int
+    window: View | None = None
+
+    def index(self, program: Program) -> Ints:
+        """(lanes,) element of the source for each lane, -1 for padding."""
+        return view_index(self.window, program.wires[self.source].size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Circuit:
+    """One netlist on as many lanes as the target has elements.
+
+    Attributes:
+        operands: the input words, in order.
+        target: wire, an activation.
+        gadget: name in ``gadgets.GADGETS``.
+        options: of the gadget.
+        name: of the layer in the model, for messages.
+    """
+
+    operands: tuple[Operand, ...]
+    target: int
+    gadget: str
+    options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
+    name: str = ""
+
+    def numbers(self, program: Program) -> tuple[Number, ...]:
+        """Formats of the operands, then of the target; an accumulator is a signed word."""
+        formats = [program.wires[wire].number for wire in (*(o.source for o in self.operands), self.target)]
+        return tuple(formats)
+
+
+Step: TypeAlias = "Linear | Circuit"
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """How the client turns a sample into the integers of the input wire.
+
+    v = ((x - mean) / std) / unit, clamped to ``bounds`` in x first, then round(v 2^fraction), clamped to the format.
+    The unit is a factor that the first layer's weights carry, so that for instance images of 255 grey levels are exact.
+
+    Attributes:
+        bounds: smallest and largest value of x.
+        mean: per channel, or None; likewise ``std``.
+        unit: real value of the integer 2^fraction.
+    """
+
+    bounds: tuple[float, float]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    unit: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A network in integers; everything in it is public.
+
+    Attributes:
+        wires: the tensors.
+        steps: in order; each reads wires that are there.
+        input: the wire that the client owns, an activation.
+        output: what the client reads: the label (gadget ``argmax``), or an accumulator or activation.
+        permits: ``label`` or ``logits``.
+        encoding: of the input.
+        name: for people.
+        versions: of DeepSeal and of this format.
+        constants: weights of the public linear steps, by index of the step.
+        labels: number of classes.
+
+    Raises:
+        InputError: parts that do not fit together.
+    """
+
+    wires: tuple[Wire, ...]
+    steps: tuple[Step, ...]
+    input: int
+    output: int
+    permits: Literal["label", "logits"] = "label"
+    encoding: Encoding = Encoding((-math.inf, math.inf))
+    name: str = ""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    constants: Mapping[int, LinearWeights] = dataclasses.field(default_factory=lambda: NO_CONSTANTS, repr=False)
+    labels: int = 0
+
+    def __post_init__(self) -> None:
+        from deepseal.secure_inference.compile.checks import check_program
+
+        check_program(self)
+
+    @property
+    def secret_steps(self) -> tuple[int, ...]:
+        """Indices of the linear steps whose weights are secret."""
+        return tuple(i for i, step in enumerate(self.steps) if isinstance(step, Linear) and not step.public)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; constants only by their digest."""
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "versions": dict(self.versions),
+            "permits": self.permits,
+            "labels": self.labels,
+            "encoding": _plain(self.encoding),
+            "input": self.input,
+            "output": self.output,
+            "wires": [_plain(wire) for wire in self.wires],
+            "steps": [{"step": type(step).__name__.lower(), **_plain(step)} for step in self.steps],
+            "constants": {str(i): weights.digest() for i, weights in sorted(self.constants.items())},
+        }
+
+    def digest(self) -> str:
+        """SHA-256 in hexadecimal of the canonical form: JSON with sorted keys and no spaces."""
+        text = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=True)
+        return hashlib.sha256(b"deepseal program\0" + text.encode()).hexdigest()
+
+    def save(self, folder: Path, *, force: bool = False) -> None:
+        """Write ``public/program.json`` and, where there are public constants, ``public/constants.npz``."""
+        place = folder / "public"
+        _make_folder(place, 0o755)
+        if self.constants:
+            write_atomically(place / "constants.npz", pack_arrays(self.constants), force=force)
+        text = json.dumps(self.as_dict(), indent=1, sort_keys=True)
+        write_atomically(place / "program.json", text.encode() + b"\n", force=force)
+
+    @classmethod
+    def load(cls, folder: Path) -> Program:
+        """Read what ``save`` wrote; ``folder`` is the program's or its ``public``.
+
+        Raises:
+            InputError: nothing usable there.
+        """
+        place = folder / "public" if (folder / "public").is_dir() else folder
+        data = read_bytes(place / "program.json", "a program", limit=_LARGEST)
+        with understood(f"a program in {place}", "compile the model again"):
+            plain = json.loads(data)
+            if plain["format"] != FORMAT:
+                found, do = f"format {plain['format']}", "use the DeepSeal that wrote it, or compile again"
+                raise InputError(f"a program of format {FORMAT} in {place}", found=found, do=do)
+            constants: Mapping[int, LinearWeights] = NO_CONSTANTS
+            if plain["constants"]:
+                constants = unpack_arrays(read_bytes(place / "constants.npz", "public constants", limit=_LARGEST))
+                if plain["constants"] != {str(i): weights.digest() for i, weights in sorted(constants.items())}:
+                    do = "copy the whole folder public"
+                    raise InputError("the constants of this program", found="others", do=do)
+            return _from_dict(plain, constants)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"view": type(value).__name__.lower(), **fields} if isinstance(value, Window | Gather) else fields
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _from_dict(plain: Mapping[str, Any], constants: Mapping[int, LinearWeights]) -> Program:
+    steps: list[Step] = []
+    for entry in plain["steps"]:
+        values = {name: _tuple(value) for name, value in entry.items() if name != "step"}
+        if entry["step"] == "linear":
+            window = None if entry["window"] is None else view_from_dict(entry["window"])
+            steps.append(Linear(**{**values, "weight": Number(**entry["weight"]), "window": window}))
+        else:
+            operands = tuple(
+                Operand(o["source"], None if o["window"] is None else view_from_dict(o["window"]))
+                for o in entry["operands"]
+            )
+            steps.append(Circuit(**{**values, "operands": operands, "options": dict(entry["options"])}))
+    wires = tuple(Wire(tuple(w["shape"]), Number(**w["number"]), w["kind"]) for w in plain["wires"])
+    encoding = Encoding(**{name: _tuple(value) for name, value in plain["encoding"].items()})
+    names = ("input", "output", "permits", "name", "versions", "labels")
+    rest = {name: plain[name] for name in names}
+    return Program(wires, tuple(steps), encoding=encoding, constants=constants, **rest)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+def _make_folder(place: Path, mode: int) -> None:
+    try:
+        place.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"a folder at {place}", found=str(error), do="choose another place") from error
