@@ -95,6 +95,15 @@ std::span<const T> span_of(const py::array_t<T, py::array::c_style>& array) {
   return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
+// The caller's array, if it has room for n blocks and nothing else, or a new one.
+Bytes labels_or(const std::optional<Bytes>& given, std::size_t n) {
+  if (!given) return new_blocks({signed_size(n)});
+  require(static_cast<std::size_t>(given->size()) == n * sizeof(Block), "16 bytes for each label",
+          static_cast<std::size_t>(given->size()));
+  require(reinterpret_cast<std::uintptr_t>(given->data()) % alignof(Block) == 0, "an array aligned to 16 bytes", n);
+  return *given;
+}
+
 // A replay, the caller's input labels, which it reads until its end, and the array of the results.
 template <class Run>
 class Held {
@@ -103,8 +112,9 @@ class Held {
   Held(const std::shared_ptr<Party>& party, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& labels,
        std::size_t chunk, const std::optional<Bytes>& out)
       : labels_(labels),
-        results_(out ? *out : new_blocks({signed_size(plan->outputs().size()), signed_size(lanes)})),
-        run_(party, plan, lanes, labels_.view(), chunk, room(plan->outputs().size() * lanes)) {}
+        results_(out ? labels_or(out, plan->outputs().size() * lanes)
+                     : new_blocks({signed_size(plan->outputs().size()), signed_size(lanes)})),
+        run_(party, plan, lanes, labels_.view(), chunk, {blocks_in(results_), plan->outputs().size() * lanes}) {}
 
   Run& run() noexcept { return run_; }
 
@@ -114,14 +124,6 @@ class Held {
   }
 
  private:
-  std::span<Block> room(std::size_t labels) {
-    require(static_cast<std::size_t>(results_.size()) == labels * sizeof(Block), "16 bytes for each output and lane",
-            static_cast<std::size_t>(results_.size()));
-    require(reinterpret_cast<std::uintptr_t>(results_.mutable_data()) % alignof(Block) == 0, "an array aligned to 16 bytes",
-            labels);
-    return {blocks_in(results_), labels};
-  }
-
   Blocks labels_;
   Bytes results_;
   Run run_;
@@ -275,17 +277,20 @@ void bind_transfer(py::module_& m) {
           "Two blocks a leaf, (2 n, 16), for the check of the trees.")
       .def(
           "extend",
-          [](CotReceiver& receiver, const Bytes& bits) {
+          [](CotReceiver& receiver, const Bytes& bits, const std::optional<Bytes>& out, const std::optional<Bytes>& corrections) {
             const auto n = static_cast<std::size_t>(bits.size());
-            Bytes t = new_blocks({bits.size()});
-            std::vector<Block> corrections;
+            Bytes t = labels_or(out, n);
+            Bytes sent = labels_or(corrections, receiver.correction_blocks(n));
+            Block* to = blocks_in(t);
+            Block* too = blocks_in(sent);
             {
               const py::gil_scoped_release release;
-              receiver.extend(bits.data(), n, blocks_in(t), corrections);
+              receiver.extend(bits.data(), n, to, too);
             }
-            return py::make_tuple(t, to_array(corrections));
+            return py::make_tuple(t, sent);
           },
-          py::arg("bits"), "t (n, 16) and the corrections to send, for n choice bits.");
+          py::arg("bits"), py::arg("out").noconvert() = py::none(), py::arg("corrections").noconvert() = py::none(),
+          "t (n, 16) and the corrections to send, for n choice bits; into the arrays given, if any.");
 
   py::class_<CotSender>(m, "CotSender", "SoftSpoken correlated OT, the side with delta.")
       .def(py::init([](const SessionKeys& session, unsigned k, std::shared_ptr<Delta> delta, const py::buffer& keys,
@@ -299,18 +304,19 @@ void bind_transfer(py::module_& m) {
           py::arg("n"), "Bytes that the receiver sends for n OTs.")
       .def(
           "extend",
-          [](CotSender& sender, const py::buffer& corrections, std::size_t n) {
+          [](CotSender& sender, const py::buffer& corrections, std::size_t n, const std::optional<Bytes>& out) {
             const Blocks in(corrections);
             require(in.view().size() == sender.correction_blocks(n), "corrections for these OTs in blocks", in.view().size());
-            Bytes q = new_blocks({signed_size(n)});
-            Block* out = blocks_in(q);
+            Bytes q = labels_or(out, n);
+            Block* to = blocks_in(q);
             {
               const py::gil_scoped_release release;
-              sender.extend(in.view(), n, out);
+              sender.extend(in.view(), n, to);
             }
             return q;
           },
-          py::arg("corrections"), py::arg("n"), "q (n, 16), with t = q ^ x delta.")
+          py::arg("corrections"), py::arg("n"), py::arg("out").noconvert() = py::none(),
+          "q (n, 16), with t = q ^ x delta; into the array given, if any.")
       .def(
           "leaf_checks", [](const CotSender& sender, const py::buffer& sums) { return to_array(sender.leaf_checks(Blocks(sums).view())); },
           py::arg("sums"), "The receiver's, if it was honest, from its sums of each tree (trees, 2, 16).");

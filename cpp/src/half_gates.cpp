@@ -10,10 +10,6 @@ namespace {
 constexpr std::size_t wide = 16;    // lanes from which a gate alone fills the registers
 constexpr std::size_t group = 256;  // tables gathered at once where it does not
 
-void xor_blocks(const Block* a, const Block* b, Block* c, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) c[i] = a[i] ^ b[i];
-}
-
 // The runs of gates that share a key.
 template <class Run>
 void by_epoch(std::uint64_t first, std::size_t n, const Run& run) {
@@ -157,7 +153,7 @@ std::size_t Replay::gather(std::size_t capacity, std::size_t offset, const Gates
 }
 
 template <class Gates, class Invert>
-std::size_t Replay::run(std::size_t capacity, const Gates& gates, const Invert& invert, Block one) {
+std::size_t Replay::run(std::size_t capacity, const Gates& gates, const Invert& invert, Block one, const Kernels& kernels) {
   const auto steps = plan_->steps();
   std::size_t done = 0;
   while (start_ < all_) {
@@ -186,7 +182,7 @@ std::size_t Replay::run(std::size_t capacity, const Gates& gates, const Invert& 
       if (lane_ < lanes_) break;
       lane_ = 0;
     } else if (step.op == Op::xor_) {
-      xor_blocks(a, b, c, lanes_);
+      kernels.add(a, b, c, lanes_);
     } else {
       invert(a, c, lanes_);
     }
@@ -208,7 +204,7 @@ std::size_t Garbling::next(std::span<Block> tables) {
       [&](const Block* a, const Block* b, Block* c, std::size_t offset, std::size_t n) {
         garbler_->take(a, b, c, tables.data() + table_blocks * offset, n);
       },
-      [&](const Block* a, Block* c, std::size_t n) { garbler_->invert(a, c, n); }, garbler_->label_of(true));
+      [&](const Block* a, Block* c, std::size_t n) { garbler_->invert(a, c, n); }, garbler_->label_of(true), garbler_->kernels_);
 }
 
 std::span<const Block> Garbling::outputs() {
@@ -229,7 +225,7 @@ void Evaluation::next(std::span<const Block> tables) {
       [&](const Block* a, Block* c, std::size_t n) {
         if (a != c) std::copy(a, a + n, c);
       },
-      Block{});
+      Block{}, evaluator_->kernels_);
 }
 
 std::span<const Block> Evaluation::outputs() {

@@ -134,7 +134,7 @@ void evaluate_gates(const AesKey& key, const Block* a, const Block* b, const Blo
 
 template <class V>
 void hash_blocks(const AesKey& key, const Block* x, Block first, Block* out, std::size_t n) {
-  constexpr std::size_t K = 8;
+  constexpr std::size_t K = V::streamed;
   constexpr std::size_t step = K * V::blocks;
   Block padded[step] = {};
   V counter = V::count(first, 1);
@@ -163,7 +163,7 @@ void hash_blocks(const AesKey& key, const Block* x, Block first, Block* out, std
 // out[i] = AES(x(i)) for vectors made by `vector(i)`, called in order with the index of their first block.
 template <class V, class Source>
 DEEPSEAL_INLINE void encrypt_from(const AesKey& key, Source vector, Block* out, std::size_t n) {
-  constexpr std::size_t K = 8;
+  constexpr std::size_t K = V::streamed;
   constexpr std::size_t step = K * V::blocks;
   for (std::size_t i = 0; i < n; i += step) {
     V x[K];
@@ -202,8 +202,15 @@ void encrypt_blocks(const AesKey& key, const Block* in, Block* out, std::size_t 
 }
 
 template <class V>
+void add_blocks(const Block* a, const Block* b, Block* c, std::size_t n) {
+  std::size_t i = 0;
+  for (; i + V::blocks <= n; i += V::blocks) V::store(c + i, V::load(a + i) ^ V::load(b + i));
+  for (; i < n; ++i) c[i] = a[i] ^ b[i];
+}
+
+template <class V>
 constexpr Kernels kernels_of(std::string_view name) {
-  return {name,           V::expand,        encrypt_blocks<V>, stream_blocks<V>,
+  return {name,           V::expand,        add_blocks<V>,    encrypt_blocks<V>, stream_blocks<V>,
           hash_blocks<V>, garble_gates<V>, evaluate_gates<V>};
 }
 

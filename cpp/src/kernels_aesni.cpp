@@ -6,8 +6,9 @@ namespace {
 
 struct Vector {
   static constexpr std::size_t blocks = 1;
-  static constexpr std::size_t garbled = 2;
-  static constexpr std::size_t evaluated = 4;
+  static constexpr std::size_t garbled = 3;
+  static constexpr std::size_t evaluated = 6;
+  static constexpr std::size_t streamed = 8;
 
   __m128i value;
 

@@ -148,6 +148,7 @@ struct Vector {
   static constexpr std::size_t blocks = 1;
   static constexpr std::size_t garbled = 2;
   static constexpr std::size_t evaluated = 4;
+  static constexpr std::size_t streamed = 8;
 
   Block value;
 

@@ -115,12 +115,10 @@ CotReceiver::~CotReceiver() {
   for (auto& keys : leaves_) wipe(keys.data(), keys.size() * sizeof(AesKey));
 }
 
-void CotReceiver::extend(const std::uint8_t* bits, std::size_t n, Block* t, std::vector<Block>& corrections) {
+void CotReceiver::extend(const std::uint8_t* bits, std::size_t n, Block* t, Block* corrections) {
   const Exclusive only(busy_);
   const std::size_t blocks = (n + 127) / 128;
   std::vector<Block> rows(ot_security * chunk);
-  std::size_t written = corrections.size();
-  corrections.resize(written + trees_.count() * blocks);
   for (std::size_t start = 0; start < blocks; start += chunk) {
     const std::size_t size = std::min(chunk, blocks - start);
     Block choices[chunk] = {};
@@ -129,10 +127,10 @@ void CotReceiver::extend(const std::uint8_t* bits, std::size_t n, Block* t, std:
       (i % 128 < 64 ? choices[i / 128].low : choices[i / 128].high) |= bit << i % 64;
     }
     for (unsigned tree = 0; tree < trees_.count(); ++tree) {
-      Block* sum = &corrections[written];
-      sum_streams(kernels_, leaves_[tree], trees_.depth(tree), true, position_, size, &rows[tree * trees_.k * chunk], sum);
-      add(sum, choices, size);
-      written += size;
+      sum_streams(kernels_, leaves_[tree], trees_.depth(tree), true, position_, size, &rows[tree * trees_.k * chunk],
+                  corrections);
+      add(corrections, choices, size);
+      corrections += size;
     }
     to_columns(rows.data(), size, t + 128 * start, n - 128 * start);
     wipe(choices, sizeof choices);

@@ -95,7 +95,8 @@ bool transfer(const Kernels& kernels, unsigned k) {
   std::vector<Block> t(n), q(n), corrections, pairs(2 * n), chosen(n);
   const std::vector<Block> sums(2 * Trees(k).count());
   static_cast<void>(sender.leaf_checks(sums));
-  receiver.extend(choices.data(), n, t.data(), corrections);
+  corrections.resize(receiver.correction_blocks(n));
+  receiver.extend(choices.data(), n, t.data(), corrections.data());
   reveal(corrections);
   sender.extend(corrections, n, q.data());
   const RowHashes hashes = hash_rows(kernels, draw.block(), t, choices.data());

@@ -128,7 +128,8 @@ TEST_CASE("OT: corrections, t, q, the unchosen keys, and how they differ from th
       CotSender sender(session, k, dealt.delta, dealt.keys, receiver.opening());
       const std::vector<std::uint8_t> bits(many, choice);
       std::vector<Block> t(many), q(many), corrections, pairs(2 * many), unchosen(many), differences(many);
-      receiver.extend(bits.data(), many, t.data(), corrections);
+      corrections.resize(receiver.correction_blocks(many));
+      receiver.extend(bits.data(), many, t.data(), corrections.data());
       sender.extend(corrections, many, q.data());
       OtKeys keys(session);
       keys.pairs(*dealt.delta, q.data(), 0, 0, pairs.data(), many);

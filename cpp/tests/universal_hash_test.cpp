@@ -60,8 +60,8 @@ Extended extended(Draw& draw, const Dealt& dealt, std::size_t n, const Bend& ben
   CotReceiver receiver(session, 4, dealt.pairs);
   CotSender sender(session, 4, dealt.delta, dealt.keys, receiver.opening());
   Extended result{draw.bits(n), std::vector<Block>(n), std::vector<Block>(n)};
-  std::vector<Block> corrections;
-  receiver.extend(result.bits.data(), n, result.t.data(), corrections);
+  std::vector<Block> corrections(receiver.correction_blocks(n));
+  receiver.extend(result.bits.data(), n, result.t.data(), corrections.data());
   bend(corrections);
   sender.extend(corrections, n, result.q.data());
   return result;

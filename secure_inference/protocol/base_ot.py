@@ -14,7 +14,7 @@ import hashlib
 import importlib
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ class ChouOrlandi:
         points = _points(channel, COUNT)
         pairs = np.empty((COUNT, 2, _KEY), dtype=np.uint8)
         for index, point in enumerate(points):
-            shared = sodium.crypto_scalarmult_ed25519_noclamp(secret, point)
+            shared = _multiple(channel, secret, point, COUNT)
             other = sodium.crypto_core_ed25519_sub(shared, square)
             pairs[index, 0] = _key(session, index, public, point, shared)
             pairs[index, 1] = _key(session, index, public, point, other)
@@ -76,17 +76,27 @@ class ChouOrlandi:
         """
         sodium = _sodium()
         (public,) = _points(channel, 1)
+        _multiple(channel, _scalar(), public, 1)  # for the check
         secrets = [_scalar() for _ in range(COUNT)]
         zeros = [sodium.crypto_scalarmult_ed25519_base_noclamp(secret) for secret in secrets]
         ones = [sodium.crypto_core_ed25519_add(zero, public) for zero in zeros]
         chosen = select(_rows(zeros), _rows(ones))
         channel.send(Kind.BASE_OT, chosen)
+        channel.flush()  # the sender computes while we do
         keys = np.empty((COUNT, _KEY), dtype=np.uint8)
         for index, secret in enumerate(secrets):
             shared = sodium.crypto_scalarmult_ed25519_noclamp(secret, public)
             keys[index] = _key(session, index, public, chosen[index].tobytes(), shared)
-        channel.flush()
         return keys
+
+
+def load() -> None:
+    """Load the library, which otherwise the first session waits for.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    _sodium()
 
 
 def _sodium() -> Any:
@@ -105,13 +115,29 @@ def _scalar() -> bytes:
 
 def _points(channel: Channel, count: int) -> list[bytes]:
     data = channel.receive(Kind.BASE_OT, at_most=count * _POINT)
-    points = [data[i : i + _POINT] for i in range(0, len(data), _POINT)]
-    sound = len(data) == count * _POINT and all(map(_sodium().crypto_core_ed25519_is_valid_point, points))
-    if not sound:
-        expected, found = f"{count} points of ed25519's prime-order group", "something else"
-        channel.refuse(f"expected {expected}, found {found}")
-        raise ProtocolError(expected, found=found, do="stop: this is a mistake or an attack")
-    return points
+    if len(data) != count * _POINT:
+        _refuse(channel, count)
+    return [data[i : i + _POINT] for i in range(0, len(data), _POINT)]
+
+
+def _multiple(channel: Channel, scalar: bytes, point: bytes, count: int) -> bytes:
+    """The product with one of ``count`` points that the other party sent.
+
+    libsodium checks all of what its test of a valid point does: canonical, on the curve, not of small order, in the
+    prime-order group (a test holds this).
+    """
+    sodium = _sodium()
+    try:
+        product: bytes = sodium.crypto_scalarmult_ed25519_noclamp(scalar, point)
+    except importlib.import_module("nacl.exceptions").RuntimeError:
+        _refuse(channel, count)
+    return product
+
+
+def _refuse(channel: Channel, count: int) -> NoReturn:
+    expected, found = f"{count} points of ed25519's prime-order group", "something else"
+    channel.refuse(f"expected {expected}, found {found}")
+    raise ProtocolError(expected, found=found, do="stop: this is a mistake or an attack")
 
 
 def _rows(points: list[bytes]) -> NDArray[np.uint8]:

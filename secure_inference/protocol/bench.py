@@ -19,6 +19,7 @@ import numpy as np
 from deepseal import _native
 from deepseal.errors import InputError, TransportError
 from deepseal.secure_inference.netlist import Netlist, Record
+from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.extension import Array, TransferSettings
 from deepseal.secure_inference.protocol.parties import (
     EvaluatorParty,
@@ -31,7 +32,7 @@ from deepseal.secure_inference.protocol.parties import (
 from deepseal.secure_inference.transport import Channel, Kind, Tls, connect, listen
 
 WIDTH = 64
-LANES = 1024
+LANES = 512
 _TIMEOUT = 60.0
 _SECONDS = struct.Struct("<d")
 _CHILD = "from deepseal.secure_inference.protocol.bench import peer; peer()"
@@ -122,6 +123,7 @@ def bench_pair(
         TransportError: the other process failed.
     """
     settings = settings or Settings()
+    base_ot.load()
     with listen("127.0.0.1:0", tls=tls[0] if tls else None, timeout=_TIMEOUT) as listener:
         words = [
             listener.address,
@@ -163,6 +165,7 @@ def peer() -> None:
         os.sched_setaffinity(0, {int(core)})
     tls = Tls(*files) if files else None
     settings = Settings(TransferSettings(k=int(k), checks=checks == "1"), kernels="" if kernels == "-" else kernels)
+    base_ot.load()
     clock = time.perf_counter()
     try:
         with connect(address, tls=tls, timeout=_TIMEOUT) as channel:
@@ -197,10 +200,16 @@ def _play(channel: Channel, role: str, gates: int, transfers: int, settings: Set
         "and_per_second": count / seconds,
         "bytes_per_and": sent / count,
     }
-    bits = np.random.default_rng(2).integers(0, 2, transfers, dtype=np.uint8)
+    batch = min(transfers, 1 << 18)
+    bits, labels = np.random.default_rng(2).integers(0, 2, batch, dtype=np.uint8), np.zeros((batch, 16), dtype=np.uint8)
     _meet(channel)
     clock, before = time.perf_counter(), channel.counters.bytes_received
-    _ = party.peer_labels(transfers) if role == "garbler" else party.own_labels(bits)
+    for done in range(0, transfers, batch):
+        count = min(batch, transfers - done)
+        if isinstance(party, GarblerParty):
+            party.peer_labels(count, out=labels[:count])
+        else:
+            party.own_labels(bits[:count], out=labels[:count])
     _meet(channel)
     seconds, received = time.perf_counter() - clock, channel.counters.bytes_received - before
     return result | {"ot": transfers, "ot_per_second": transfers / seconds, "bytes_per_ot": received / transfers}

@@ -28,7 +28,7 @@ from deepseal.secure_inference.transport import Channel, Kind
 
 Array = NDArray[np.uint8]
 BLOCK = 16
-_FRAME = 1 << 20  # transfers in a frame
+_FRAME = 1 << 16  # transfers in a frame: what belongs to them stays in the cache
 _BATCH = 128  # transfers come in multiples of this
 _DIGEST = 32
 _LIMIT = 1 << 16
@@ -79,21 +79,26 @@ class TransferSender:
             self._core = _native.CotSender(keys, settings.k, delta, chosen, opening)
             if settings.checks:
                 self._check_trees()
+        self._frame = np.empty(self._core.correction_bytes(_padded(_FRAME)), dtype=np.uint8)
 
-    def correlated(self, n: int) -> Array:
-        """The zero labels q, (n, 16)."""
-        return np.concatenate([np.empty((0, BLOCK), dtype=np.uint8), *(q for q, _ in self._extend(n))])
+    def correlated(self, n: int, *, out: Array | None = None) -> Array:
+        """The zero labels q, (n, 16); into ``out``, if it is given."""
+        labels = np.empty((n, BLOCK), dtype=np.uint8) if out is None else out
+        for _ in self._extend(labels):
+            pass
+        return labels
 
     def random(self, n: int, *, use: int = 1) -> Array:
         """Both keys of n random transfers, (n, 2, 16)."""
-        parts = [self._hash.pairs(self._delta, q, first, use) for q, first in self._extend(n)]
+        labels = np.empty((n, BLOCK), dtype=np.uint8)
+        parts = [self._hash.pairs(self._delta, q, first, use) for q, first in self._extend(labels)]
         return np.concatenate([np.empty((0, 2, BLOCK), dtype=np.uint8), *parts])
 
     def send(self, messages: Array) -> None:
         """Offer pairs of 16-byte messages, (n, 2, 16); the receiver gets one of each pair."""
         pads = self.random(len(messages))
-        for start in range(0, len(messages), _FRAME // 4):
-            self._channel.send(Kind.OT, messages[start : start + _FRAME // 4] ^ pads[start : start + _FRAME // 4])
+        for start in range(0, len(messages), _FRAME):
+            self._channel.send(Kind.OT, messages[start : start + _FRAME] ^ pads[start : start + _FRAME])
         self._channel.flush()
 
     def ring(self, values: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
@@ -106,17 +111,21 @@ class TransferSender:
         self._channel.flush()
         return shares
 
-    def _extend(self, n: int) -> Iterator[tuple[Array, int]]:
-        for start in range(0, n, _FRAME):
-            count = min(_FRAME, n - start)
-            padded = _padded(count) if self._settings.checks else count
-            first = self._core.used
-            with checked(self._channel):
-                corrections = self._channel.receive(Kind.OT, at_most=self._core.correction_bytes(padded))
-                q = self._core.extend(array(corrections), padded)
+    def _extend(self, labels: Array) -> Iterator[tuple[Array, int]]:
+        """Fill the labels, frame by frame; each part of them with the number of its first transfer."""
+        for start in range(0, len(labels), _FRAME):
+            part, first = labels[start : start + _FRAME], self._core.used
+            padded = _padded(len(part)) if self._settings.checks else len(part)
+            corrections = self._frame[: self._core.correction_bytes(padded)]
+            if self._channel.receive_into(Kind.OT, corrections) != len(corrections):
+                refuse(self._channel, f"{len(corrections)} bytes of corrections", "fewer")
             if self._settings.checks:
+                q = self._core.extend(corrections, padded)
                 self._check_corrections(q)
-            yield q[:count], first
+                part[:] = q[: len(part)]
+            else:
+                self._core.extend(corrections, len(part), part)
+            yield part, first
 
     def _check_trees(self) -> None:
         trees = -(-_BATCH // self._settings.k)
@@ -150,21 +159,26 @@ class TransferReceiver:
                 leaves = self._core.leaf_checks
                 channel.send(Kind.BASE_OT, self._sums(leaves).tobytes() + hashlib.sha256(leaves.tobytes()).digest())
             channel.flush()
+        self._frame = np.empty(self._bytes_of(_FRAME), dtype=np.uint8)
 
-    def correlated(self, bits: Array) -> Array:
-        """The labels t = q xor x delta, (n, 16)."""
-        return np.concatenate([np.empty((0, BLOCK), dtype=np.uint8), *(t for t, _ in self._extend(bits))])
+    def correlated(self, bits: Array, *, out: Array | None = None) -> Array:
+        """The labels t = q xor x delta, (n, 16); into ``out``, if it is given."""
+        labels = np.empty((len(bits), BLOCK), dtype=np.uint8) if out is None else out
+        for _ in self._extend(bits, labels):
+            pass
+        return labels
 
     def random(self, bits: Array, *, use: int = 1) -> Array:
         """The chosen keys of n random transfers, (n, 16)."""
-        parts = [self._hash.chosen(t, first, use) for t, first in self._extend(bits)]
+        labels = np.empty((len(bits), BLOCK), dtype=np.uint8)
+        parts = [self._hash.chosen(t, first, use) for t, first in self._extend(bits, labels)]
         return np.concatenate([np.empty((0, BLOCK), dtype=np.uint8), *parts])
 
     def receive(self, bits: Array) -> Array:
         """The chosen messages, (n, 16)."""
         pads = self.random(bits)
-        for start in range(0, len(bits), _FRAME // 4):
-            part = bits[start : start + _FRAME // 4]
+        for start in range(0, len(bits), _FRAME):
+            part = bits[start : start + _FRAME]
             pairs = np.empty((len(part), 2, BLOCK), dtype=np.uint8)
             if self._channel.receive_into(Kind.OT, pairs) != pairs.nbytes:
                 refuse(self._channel, "a pair of messages for each transfer", "fewer")
@@ -183,19 +197,28 @@ class TransferReceiver:
                 refuse(self._channel, "a message for each transfer", "fewer")
         return ring.receive(own, choices, message)
 
-    def _extend(self, bits: Array) -> Iterator[tuple[Array, int]]:
+    def _extend(self, bits: Array, labels: Array) -> Iterator[tuple[Array, int]]:
+        """Fill the labels, frame by frame; each part of them with the number of its first transfer."""
         for start in range(0, len(bits), _FRAME):
             part = np.ascontiguousarray(bits[start : start + _FRAME], dtype=np.uint8)
-            count, first = len(part), self._core.used
+            own, first = labels[start : start + len(part)], self._core.used
             if self._settings.checks:
-                noise = np.frombuffer(os.urandom(_padded(count) - count), dtype=np.uint8) & np.uint8(1)
-                part = np.concatenate([part, noise])
-            t, corrections = self._core.extend(part)
-            self._channel.send(Kind.OT, corrections)
-            if self._settings.checks:
-                self._answer(t, part)
+                noise = np.frombuffer(os.urandom(_padded(len(part)) - len(part)), dtype=np.uint8) & np.uint8(1)
+                padded = np.concatenate([part, noise])
+                t, corrections = self._core.extend(padded)
+                self._channel.send(Kind.OT, corrections)
+                self._answer(t, padded)
+                own[:] = t[: len(part)]
+            else:
+                corrections = self._frame[: self._bytes_of(len(part))]
+                self._core.extend(part, own, corrections)
+                self._channel.send(Kind.OT, corrections)
             self._channel.flush()
-            yield t[:count], first
+            yield own, first
+
+    def _bytes_of(self, n: int) -> int:
+        trees = -(-_BATCH // self._settings.k)
+        return trees * -(-n // _BATCH) * BLOCK
 
     def _answer(self, t: Array, bits: Array) -> None:
         seed = self._channel.receive(Kind.OT, at_most=BLOCK)

@@ -31,8 +31,8 @@ from deepseal.secure_inference.protocol.extension import (
 from deepseal.secure_inference.transport import Channel, Hello, Kind, handshake
 
 TABLE = 32
-_FRAME = 1 << 18  # bytes of tables in a frame: stays in the cache from garbling to sending
-_LABELS = 1 << 17  # bytes of labels that a replay keeps in the cache
+_FRAME = 1 << 19  # bytes of tables in a frame
+_LABELS = 1 << 18  # bytes of labels that a replay keeps in the cache
 _WIDE = 16  # lanes from which the netlist's own order keeps the processor busy
 _REVEALED = 1 << 19  # labels in a frame
 HASH = "tmmo-aes128"
@@ -104,10 +104,10 @@ class GarblerParty:
             self.channel.send(Kind.INPUT, seed)
         return self._garbler.own_labels(seed, bits)
 
-    def peer_labels(self, n: int) -> Array:
+    def peer_labels(self, n: int, *, out: Array | None = None) -> Array:
         """Zero labels (n, 16) of the evaluator's bits, by correlated oblivious transfer."""
         with self.channel.phase("inputs"):
-            return self.transfer.correlated(n)
+            return self.transfer.correlated(n, out=out)
 
     def garble(self, program: Program, zero: Array, *, out: Array | None = None) -> Array:
         """Send the tables of a netlist; its outputs' zero labels, (output bits, lanes, 16).
@@ -174,10 +174,10 @@ class EvaluatorParty:
             refuse(self.channel, f"a seed of {BLOCK} bytes", f"{len(seed)}")
         return _native.active_labels(self._keys, seed, n)
 
-    def own_labels(self, bits: Array) -> Array:
+    def own_labels(self, bits: Array, *, out: Array | None = None) -> Array:
         """Active labels (n, 16) of our bits, by correlated oblivious transfer: 128 / k bits sent for each."""
         with self.channel.phase("inputs"):
-            return self.transfer.correlated(bits)
+            return self.transfer.correlated(bits, out=out)
 
     def evaluate(self, program: Program, active: Array, *, out: Array | None = None) -> Array:
         """Take the tables of a netlist; its outputs' active labels, (output bits, lanes, 16).

@@ -24,6 +24,8 @@ struct AesKey {
 struct Kernels {
   std::string_view name;
   void (*expand)(Block key, AesKey& expanded);
+  // c[i] = a[i] ^ b[i]; `c` may be `a` or `b`.
+  void (*add)(const Block* a, const Block* b, Block* c, std::size_t n);
   void (*encrypt)(const AesKey& key, const Block* in, Block* out, std::size_t n);
   // AES in counter mode: out[i] = AES(first + i), counted in the low 64 bits.
   void (*stream)(const AesKey& key, Block first, Block* out, std::size_t n);

@@ -95,7 +95,7 @@ class Replay {
   // Runs on until `capacity` tables are through, and further over free gates. `gates(a, b, c, offset, n)` is one run of
   // independent AND gates whose tables start at `offset`; `invert(a, c, n)` a NOT; `one` a constant 1.
   template <class Gates, class Invert>
-  std::size_t run(std::size_t capacity, const Gates& gates, const Invert& invert, Block one);
+  std::size_t run(std::size_t capacity, const Gates& gates, const Invert& invert, Block one, const Kernels& kernels);
 
   std::span<const Block> collected() const;
 

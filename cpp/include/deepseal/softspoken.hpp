@@ -47,8 +47,10 @@ class CotReceiver {
   // tree's sum and a digest of all; the sender completes its own from the sums and compares the digest.
   std::span<const Block> leaf_checks() const noexcept { return leaf_checks_; }
 
-  // bits: n choice bits, one a byte. Gives t for each of them and the corrections to send.
-  void extend(const std::uint8_t* bits, std::size_t n, Block* t, std::vector<Block>& corrections);
+  // bits: n choice bits, one a byte. Gives t for each of them and the corrections to send, correction_blocks(n).
+  void extend(const std::uint8_t* bits, std::size_t n, Block* t, Block* corrections);
+
+  std::size_t correction_blocks(std::size_t n) const noexcept { return trees_.count() * ((n + 127) / 128); }
 
   std::uint64_t used() const noexcept { return 128 * position_; }
 
