@@ -1,0 +1,95 @@
+"""The steps of ``deepseal private compile`` and ``simulate``: library calls, written into a run's record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deepseal.adapter import Classifier, Dataset, checkpoint
+from deepseal.errors import InputError
+from deepseal.record import Run
+from deepseal.secure_inference.compile import Program, Weights
+from deepseal.secure_inference.compile.accuracy import Comparison, compare
+from deepseal.secure_inference.compile.calibrate import CompileSettings
+from deepseal.secure_inference.compile.compiler import compile_report
+from deepseal.statistics import Rate
+
+
+def compile_program(
+    run: Run, *, model: Classifier, dataset: Dataset, settings: CompileSettings, out: Path, force: bool
+) -> Program:
+    """Compile a model on the calibration split and write ``out/public`` and ``out/secret``."""
+    check_free(out, force=force)
+    compiled = compile_report(model, dataset.calibration, settings)
+    program, weights = compiled.program, compiled.weights
+    weights.save(out, force=force)
+    checkpoint.save(model, out / "secret" / "model.safetensors", force=force)
+    (out / "secret" / "model.safetensors").chmod(0o600)
+    program.save(out, force=force)
+    found = compare(program, weights, dataset.calibration, model)
+    run.params.update(data=dataset.name, settings=settings.as_dict(), out=str(out))
+    run.fingerprints.update(program=program.digest(), model=model.fingerprint(), **dataset.fingerprints())
+    run.results.update(
+        public=str(out / "public"),
+        secret=str(out / "secret"),
+        **{f"calibration_{name}": value for name, value in comparison(found).items()},
+        and_gates=sum(layer.and_gates for layer in compiled.layers),
+        products=sum(layer.products for layer in compiled.layers),
+        ring_bits=max(layer.bits for layer in compiled.layers),
+        layers=[layer.as_dict() for layer in compiled.layers],
+    )
+    if settings.accept_overflow:
+        run.notes.append("rings are from the calibration set: rarer inputs may wrap around and give wrong answers")
+    return program
+
+
+def simulate_program(run: Run, *, folder: Path, dataset: Dataset, limit: int | None) -> None:
+    """Accuracy of a compiled program on the first ``limit`` test samples, beside the real-valued model."""
+    program = Program.load(folder)
+    weights = Weights.load(folder, program)
+    original = folder / "secret" / "model.safetensors"
+    model = checkpoint.load(original) if original.is_file() else None
+    if program.wires[program.input].shape != dataset.spec.shape:
+        found = str(dataset.spec.shape)
+        expected = f"data of shape {program.wires[program.input].shape}"
+        raise InputError(expected, found=found, do="pass the data that the program was compiled for")
+    test = dataset.test
+    if limit is not None and limit < len(test):
+        test = type(test)(test.x[:limit], test.y[:limit])
+    found_on = compare(program, weights, test, model)
+    run.params.update(program=str(folder), data=dataset.name, limit=limit)
+    run.fingerprints.update(program=program.digest(), **dataset.fingerprints())
+    run.results.update(comparison(found_on))
+    if model is None:
+        run.notes.append("agreement_with_float is missing, as there is no secret/model.safetensors")
+
+
+def comparison(found: Comparison) -> dict[str, Any]:
+    """Plain values of a comparison."""
+    result: dict[str, Any] = {"n": found.accuracy.n, "clamped_values": found.clamped}
+    parts = (("accuracy", found.accuracy), ("float_accuracy", found.float_accuracy),
+             ("agreement_with_float", found.agreement))  # fmt: skip
+    for name, value in parts:
+        result.update(_rate(name, value))
+    if found.difference is not None:
+        result.update(
+            difference=found.difference.value,
+            difference_interval=[found.difference.low, found.difference.high],
+            gained=found.difference.gained,
+            lost=found.difference.lost,
+        )
+    return result
+
+
+def _rate(name: str, value: Rate | None) -> dict[str, Any]:
+    if value is None:
+        return {name: None}
+    return {name: value.value, f"{name}_interval": [value.low, value.high]}
+
+
+def check_free(out: Path, *, force: bool) -> None:
+    """Refuse a folder that holds a program already, before the work starts."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"a folder at {out}", found="a file", do="choose another name")
+    if not force and any((out / part).exists() for part in ("public/program.json", "secret/weights.npz")):
+        raise InputError(f"no program in {out}", found="one", do="choose another folder or add --force")
