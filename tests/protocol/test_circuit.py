@@ -387,7 +387,7 @@ LIES = [
     ("garbler", Kind.TABLES, 0, lambda b: b"", "tables of 32 bytes"),
     ("garbler", Kind.TABLES, 0, lambda b: b + bytes(32), "tables of 32 bytes"),
     ("garbler", Kind.TABLES, 0, lambda b: b[:-32], "frame TABLES"),
-    ("garbler", Kind.TABLES, 0, lambda b: b + bytes(1 << 20), "at most 262144 bytes"),
+    ("garbler", Kind.TABLES, 0, lambda b: b + bytes(1 << 20), "at most 524288 bytes"),
     ("garbler", Kind.TABLES, 0, lambda b: b[32:] + b[:32], "that it stopped"),  # the garbler finds out
     ("garbler", Kind.OUTPUT, 0, lambda b: b[:-1], "bytes of colour bits"),
     ("garbler", Kind.OUTPUT, 0, lambda b: b + b"x", "at most"),
