@@ -8,21 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from models import trained
 
-from deepseal.adapter import Classifier, Dataset, Recipe, checkpoint, initialise, load_data, train
+from deepseal.adapter import Classifier, Dataset, checkpoint, load_data
 from deepseal.rng import Rng
 from deepseal.watermark import DeepSigns, Key, embed, save_key
 
 torch.set_num_threads(1)
-RECIPE = Recipe(epochs=15, batch_size=64)
-
-
-def trained(dataset: Dataset, seed: int, arch: str = "deepseal.adapter.zoo:mlp", epochs: int = 15) -> Classifier:
-    """A model trained on digits, with the metadata that the command line writes."""
-    recipe = Recipe(epochs=epochs, batch_size=64)
-    model = train(initialise(arch, dataset.spec, Rng(seed)), dataset.train, recipe=recipe, rng=Rng(seed))
-    training = {"recipe": recipe.as_dict(), "updates": recipe.total_steps(len(dataset.train))}
-    return model.copy(metadata={"training": training})
 
 
 @pytest.fixture(scope="session")

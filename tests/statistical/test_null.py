@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import trained
+from models import trained
 from scipy import stats
 
 from deepseal.rng import Rng, expand_normal
