@@ -1,4 +1,4 @@
-"""``deepseal private certs | bench | circuit``."""
+"""``deepseal private compile | simulate | certs | bench | circuit``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from deepseal.apps.cli import circuit
-from deepseal.apps.cli.common import Force, Json, RecordFile, remark, running
+from deepseal.apps.cli.common import (
+    Arch,
+    Data,
+    Force,
+    Json,
+    ModelFile,
+    Params,
+    Pickle,
+    RecordFile,
+    parameters,
+    remark,
+    running,
+)
 
 app = typer.Typer(help="Compute together with another party that sees none of our inputs.", no_args_is_help=True)
 
@@ -16,6 +28,58 @@ _PARTIES = ("garbler", "evaluator")
 
 
 app.add_typer(circuit.app, name="circuit")
+
+
+@app.command("compile")
+def compile_(
+    model: ModelFile,
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write to: public/ and secret/.", show_default=False)],
+    permits: Annotated[str, typer.Option("--permits", help="What the client learns: label or logits.")] = "label",
+    accept_overflow: Annotated[
+        bool, typer.Option("--accept-overflow", help="Rings from the calibration set: rarer inputs may wrap around.")
+    ] = False,
+    param: Params = None,
+    arch: Arch = None,
+    force: Force = False,
+    json: Json = False,
+    record: RecordFile = None,
+    insecure_allow_pickle: Pickle = False,
+) -> None:
+    """Compile a model for private inference. Parameters (-p): activation_bits, weight_bits, input_bits, activations."""
+    with running("private.compile", json=json, record=record, force=force, out=out, inputs=(model,)) as (run, _):
+        from deepseal.adapter import load_data
+        from deepseal.apps.private_models import check_free, compile_program
+        from deepseal.apps.workflow import load_model
+        from deepseal.secure_inference.compile.calibrate import CompileSettings
+
+        check_free(out, force=force)
+        given = {"permits": permits, "accept_overflow": accept_overflow, **parameters(param)}
+        settings = CompileSettings.from_mapping(given)
+        dataset = load_data(data)
+        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+        run.params.update(model=str(model))
+        compile_program(run, model=loaded, dataset=dataset, settings=settings, out=out, force=force)
+        remark(f"give {out / 'public'} to clients; {out / 'secret'} stays with the server")
+
+
+@app.command()
+def simulate(
+    program: Annotated[Path, typer.Argument(help="Folder that compile wrote.", show_default=False)],
+    data: Data,
+    limit: Annotated[
+        int | None, typer.Option("--limit", help="Only the first test samples. [default: all]", min=1)
+    ] = None,
+    json: Json = False,
+    record: RecordFile = None,
+    force: Force = False,
+) -> None:
+    """Accuracy of a compiled program in the clear: bit for bit what the protocol computes."""
+    with running("private.simulate", json=json, record=record, force=force) as (run, _):
+        from deepseal.adapter import load_data
+        from deepseal.apps.private_models import simulate_program
+
+        simulate_program(run, folder=program, dataset=load_data(data), limit=limit)
 
 
 @app.command()

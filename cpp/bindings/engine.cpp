@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "deepseal/half_gates.hpp"
+#include "deepseal/linear_ot.hpp"
 #include "deepseal/ot_keys.hpp"
 #include "deepseal/softspoken.hpp"
 #include "deepseal/universal_hash.hpp"
@@ -403,6 +404,63 @@ void bind_transfer(py::module_& m) {
           py::arg("keys"), py::arg("choices"), py::arg("message"), "Shares r = s + choice value (n, width), for keys (n, 16).");
 }
 
+using Integers = py::array_t<std::int64_t, py::array::c_style>;
+
+void bind_linear(py::module_& m) {
+  py::class_<LinearOt>(m, "LinearOt", "A linear layer modulo 2^l on labelled bits, by correlated OT.")
+      .def(py::init([](const SessionKeys& session, const Words& starts, const Indices& targets, const Indices& weights,
+                       std::size_t outputs, std::size_t weight_count, unsigned bits, unsigned source_bits, bool is_signed,
+                       std::uint64_t use) {
+             const auto s = span_of(starts);
+             const auto t = span_of(targets);
+             const auto w = span_of(weights);
+             auto shape = std::make_shared<const Connections>(
+                 Connections{{s.begin(), s.end()}, {t.begin(), t.end()}, {w.begin(), w.end()}, outputs, weight_count});
+             return std::make_unique<LinearOt>(session, std::move(shape), bits, source_bits, is_signed, use);
+           }),
+           py::arg("session"), py::arg("starts"), py::arg("targets"), py::arg("weights"), py::arg("outputs"), py::arg("weight_count"),
+           py::arg("bits"), py::arg("source_bits"), py::arg("signed"), py::arg("use"))
+      .def("message_bytes", &LinearOt::message_bytes, py::arg("first"), py::arg("last"),
+           "Bytes that the weight owner sends for these source elements.")
+      .def(
+          "send",
+          [](LinearOt& linear, const Delta& delta, const Integers& weights, std::size_t first, std::size_t last, const py::buffer& zero,
+             const Bytes& permute, Words& share, Bytes& message) {
+            const Blocks labels(zero);
+            const std::size_t bytes = linear.message_bytes(first, last);
+            require(labels.view().size() == linear.labels(first, last), "a label for each bit", labels.view().size());
+            require(static_cast<std::size_t>(permute.size()) == labels.view().size(), "a permute bit for each label",
+                    static_cast<std::size_t>(permute.size()));
+            require(static_cast<std::size_t>(share.size()) == linear.outputs(), "a share of each output", static_cast<std::size_t>(share.size()));
+            require(static_cast<std::size_t>(message.size()) >= bytes, "room for the message", static_cast<std::size_t>(message.size()));
+            const auto all = span_of(weights);
+            std::uint64_t* to = share.mutable_data();
+            std::uint8_t* out = message.mutable_data();
+            const py::gil_scoped_release release;
+            linear.send(delta, all, first, last, labels.view().data(), permute.data(), to, out);
+            return bytes;
+          },
+          py::arg("delta"), py::arg("weights"), py::arg("first"), py::arg("last"), py::arg("zero"), py::arg("permute"),
+          py::arg("share").noconvert(), py::arg("message").noconvert(),
+          "The weight owner: labels of colour 0 and permute bits of these elements; its share is subtracted; bytes of the message.")
+      .def(
+          "receive",
+          [](LinearOt& linear, std::size_t first, std::size_t last, const py::buffer& active, const Bytes& choices, const Bytes& message,
+             Words& share) {
+            const Blocks labels(active);
+            require(labels.view().size() == linear.labels(first, last), "a label for each bit", labels.view().size());
+            require(static_cast<std::size_t>(choices.size()) == labels.view().size(), "a colour for each label",
+                    static_cast<std::size_t>(choices.size()));
+            require(static_cast<std::size_t>(share.size()) == linear.outputs(), "a share of each output", static_cast<std::size_t>(share.size()));
+            const auto all = span_of(message);
+            std::uint64_t* to = share.mutable_data();
+            const py::gil_scoped_release release;
+            linear.receive(first, last, labels.view().data(), choices.data(), all, to);
+          },
+          py::arg("first"), py::arg("last"), py::arg("active"), py::arg("choices"), py::arg("message"), py::arg("share").noconvert(),
+          "The other party: active labels and their colours; its share is added.");
+}
+
 }  // namespace
 
 void bind_engine(py::module_& m) {
@@ -415,6 +473,7 @@ void bind_engine(py::module_& m) {
   bind_session(m);
   bind_gates(m);
   bind_transfer(m);
+  bind_linear(m);
 }
 
 }  // namespace deepseal

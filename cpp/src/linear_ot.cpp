@@ -171,6 +171,7 @@ void LinearOt::receive_rows(std::size_t first, std::size_t last, const Block* ac
 void LinearOt::send(const Delta& delta, std::span<const std::int64_t> weights, std::size_t first, std::size_t last,
                     const Block* zero, const std::uint8_t* permute, std::uint64_t* share, std::uint8_t* message) {
   static_cast<void>(message_bytes(first, last));
+  const Exclusive only(busy_);
   if (weights.size() != shape_->weight_count)
     throw std::invalid_argument("expected " + std::to_string(shape_->weight_count) + " weights, found " + std::to_string(weights.size()));
   if (l_ <= 32)
@@ -184,6 +185,7 @@ void LinearOt::receive(std::size_t first, std::size_t last, const Block* active,
   if (message.size() != message_bytes(first, last))
     throw std::invalid_argument("expected a message of " + std::to_string(message_bytes(first, last)) + " bytes, found " +
                                 std::to_string(message.size()));
+  const Exclusive only(busy_);
   if (l_ <= 32)
     receive_rows<std::uint32_t>(first, last, active, choices, message.data(), share);
   else

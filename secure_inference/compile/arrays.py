@@ -69,7 +69,7 @@ def unpack_arrays(data: bytes) -> dict[int, LinearWeights]:
     arrays = read_archive(data)
     steps = sorted({int(name.partition(".")[0]) for name in arrays if name.partition(".")[0].isdigit()})
     try:
-        return {step: LinearWeights(arrays[f"{step}.weight"], arrays[f"{step}.bias"]) for step in steps}
+        return {step: LinearWeights(_wide(arrays[f"{step}.weight"]), _wide(arrays[f"{step}.bias"])) for step in steps}
     except KeyError as error:
         raise InputError("weight and bias of each step", found=f"no {error}", do="compile the model again") from error
 
@@ -88,6 +88,12 @@ def read_archive(data: bytes) -> dict[str, NDArray[np.integer]]:
             raise
         do = "compile the model again"
         raise InputError("an archive of integer arrays", found=type(error).__name__, do=do) from error
+
+
+def _wide(array: NDArray[np.integer]) -> NDArray[np.int64]:
+    if array.dtype.kind not in "iu":
+        raise InputError("integer weights", found=str(array.dtype), do="compile the model again")
+    return array.astype(np.int64)
 
 
 def _small(array: NDArray[np.int64]) -> NDArray[np.integer]:

@@ -193,12 +193,13 @@ class Linear:
                 slice(k * d, k * d + (n - 1) * s + 1, s)
                 for k, d, n, s in zip(place, self.dilation, shape[1:], self.stride, strict=True)
             )
-            sources.append(padded[(slice(None), *window)].reshape(len(padded), -1)[reads])
+            channels_too = (slice(None), *window)
+            sources.append(padded[channels_too].reshape(len(padded), -1)[reads])
         area = math.prod(kernel)
         stacked = np.stack(sources, axis=-1)  # (channels, per_group, pixels, kernel)
-        weights = np.arange(channels * per_group * area, dtype=np.int64).reshape(channels, per_group, 1, area)
+        kernels = np.arange(channels * per_group * area, dtype=np.int64).reshape(channels, per_group, 1, area)
         placed = outputs.reshape(channels, 1, -1, 1)
-        return stacked, np.broadcast_to(placed, stacked.shape), np.broadcast_to(weights, stacked.shape)
+        return stacked, np.broadcast_to(placed, stacked.shape), np.broadcast_to(kernels, stacked.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,12 +258,16 @@ class Encoding:
         bounds: smallest and largest value of x.
         mean: per channel, or None; likewise ``std``.
         unit: real value of the integer 2^fraction.
+        low: smallest integer that this gives; the rings hold for integers from there to ``high``. None: the format's.
+        high: largest integer.
     """
 
     bounds: tuple[float, float]
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     unit: float = 1.0
+    low: int | None = None
+    high: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,13 +298,21 @@ class Program:
     encoding: Encoding = Encoding((-math.inf, math.inf))
     name: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    constants: Mapping[int, LinearWeights] = dataclasses.field(default_factory=lambda: NO_CONSTANTS, repr=False)
+    constants: Mapping[int, LinearWeights] = dataclasses.field(
+        default_factory=lambda: NO_CONSTANTS, repr=False, compare=False
+    )
     labels: int = 0
 
     def __post_init__(self) -> None:
         from deepseal.secure_inference.compile.checks import check_program
 
         check_program(self)
+
+    @property
+    def input_range(self) -> tuple[int, int]:
+        """Smallest and largest integer of the input wire."""
+        number, low, high = self.wires[self.input].number, self.encoding.low, self.encoding.high
+        return number.low if low is None else low, number.high if high is None else high
 
     @property
     def secret_steps(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from deepseal.errors import InputError
 
-_MOST = 1 << 28
+_MOST = 1 << 26
 
 
 @dataclasses.dataclass(frozen=True)

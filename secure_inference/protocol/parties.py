@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepseal import _native
 from deepseal.errors import InputError
@@ -86,16 +87,39 @@ class GarblerParty:
 
     def __init__(self, channel: Channel, session: bytes, settings: Settings) -> None:
         self.channel, self.session_id = channel, session
-        self._keys = _native.Session(_seed(session), settings.kernels)
+        self.keys = _native.Session(_seed(session), settings.kernels)
         self._delta = _native.Delta()
-        self._garbler = _native.Garbler(self._delta, self._keys)
+        self._garbler = _native.Garbler(self._delta, self.keys)
         self._frame = np.empty(_FRAME, dtype=np.uint8)
-        self.transfer = TransferSender(channel, session, self._keys, self._delta, settings.transfer)
+        self.transfer = TransferSender(channel, session, self.keys, self._delta, settings.transfer)
 
     @property
     def and_gates(self) -> int:
         """AND gates garbled in this session."""
         return self._garbler.gates
+
+    def offset(self, labels: Array, bits: Array) -> Array:
+        """Each label, with the offset added where its bit is 1; the same shape."""
+        flat = np.ascontiguousarray(labels).reshape(-1, BLOCK)
+        return self._garbler.offset(flat, np.ascontiguousarray(bits).reshape(-1)).reshape(labels.shape)
+
+    def constants(self, bits: Sequence[int]) -> Array:
+        """Zero labels (n, 16) of public bits, whose active labels are 0: they cost nothing."""
+        return self.offset(np.zeros((len(bits), BLOCK), dtype=np.uint8), np.array(bits, dtype=np.uint8))
+
+    def linear(
+        self,
+        layer: _native.LinearOt,
+        weights: NDArray[np.int64],
+        first: int,
+        last: int,
+        zero: Array,
+        permute: Array,
+        share: NDArray[np.uint64],
+        message: Array,
+    ) -> int:
+        """Some elements of a linear layer: see ``LinearOt.send``; the number of bytes to send."""
+        return layer.send(self._delta, weights, first, last, zero, permute, share, message)
 
     def own_labels(self, bits: Array) -> Array:
         """Zero labels (n, 16) of our bits. Costs 16 bytes, however many bits there are."""
@@ -156,15 +180,19 @@ class EvaluatorParty:
 
     def __init__(self, channel: Channel, session: bytes, settings: Settings) -> None:
         self.channel, self.session_id = channel, session
-        self._keys = _native.Session(_seed(session), settings.kernels)
-        self._evaluator = _native.Evaluator(self._keys)
+        self.keys = _native.Session(_seed(session), settings.kernels)
+        self._evaluator = _native.Evaluator(self.keys)
         self._frame = np.empty(_FRAME, dtype=np.uint8)
-        self.transfer = TransferReceiver(channel, session, self._keys, settings.transfer)
+        self.transfer = TransferReceiver(channel, session, self.keys, settings.transfer)
 
     @property
     def and_gates(self) -> int:
         """AND gates evaluated in this session."""
         return self._evaluator.gates
+
+    def constants(self, bits: Sequence[int]) -> Array:
+        """Active labels (n, 16) of public bits."""
+        return np.zeros((len(bits), BLOCK), dtype=np.uint8)
 
     def peer_labels(self, n: int) -> Array:
         """Active labels (n, 16) of the garbler's bits."""
@@ -172,7 +200,7 @@ class EvaluatorParty:
             seed = self.channel.receive(Kind.INPUT, at_most=BLOCK)
         if len(seed) != BLOCK:
             refuse(self.channel, f"a seed of {BLOCK} bytes", f"{len(seed)}")
-        return _native.active_labels(self._keys, seed, n)
+        return _native.active_labels(self.keys, seed, n)
 
     def own_labels(self, bits: Array, *, out: Array | None = None) -> Array:
         """Active labels (n, 16) of our bits, by correlated oblivious transfer: 128 / k bits sent for each."""

@@ -32,6 +32,7 @@ class Kind(enum.IntEnum):
     REFUSED = 8
     PING = 9
     READY = 10
+    LINEAR = 11
 
 
 KINDS = {int(kind): kind for kind in Kind}

@@ -117,3 +117,39 @@ class RingOt:
     def row_bytes(self) -> int: ...
     def send(self, keys: Memory, values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]: ...
     def receive(self, keys: Memory, choices: NDArray[np.uint8], message: NDArray[np.uint8]) -> NDArray[np.uint64]: ...
+
+class LinearOt:
+    def __init__(
+        self,
+        session: Session,
+        starts: NDArray[np.uint64],
+        targets: NDArray[np.uint32],
+        weights: NDArray[np.uint32],
+        outputs: int,
+        weight_count: int,
+        bits: int,
+        source_bits: int,
+        signed: bool,
+        use: int,
+    ) -> None: ...
+    def message_bytes(self, first: int, last: int) -> int: ...
+    def send(
+        self,
+        delta: Delta,
+        weights: NDArray[np.int64],
+        first: int,
+        last: int,
+        zero: Memory,
+        permute: NDArray[np.uint8],
+        share: NDArray[np.uint64],
+        message: NDArray[np.uint8],
+    ) -> int: ...
+    def receive(
+        self,
+        first: int,
+        last: int,
+        active: Memory,
+        choices: NDArray[np.uint8],
+        message: NDArray[np.uint8],
+        share: NDArray[np.uint64],
+    ) -> None: ...

@@ -41,6 +41,9 @@ class LinearOt {
   std::size_t sources() const noexcept { return shape_->starts.size() - 1; }
   std::size_t outputs() const noexcept { return shape_->outputs; }
 
+  // Labels of the source elements first ... last - 1.
+  std::size_t labels(std::size_t first, std::size_t last) const noexcept { return (last - first) * k_; }
+
   // Bytes sent for the source elements first ... last - 1.
   std::size_t message_bytes(std::size_t first, std::size_t last) const;
 
@@ -73,6 +76,7 @@ class LinearOt {
   bool signed_;
   std::uint64_t use_;
   std::uint64_t used_ = 0;  // blocks of pads
+  std::atomic_flag busy_;
   std::vector<Block> points_;
 };
 
