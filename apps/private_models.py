@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from deepseal.adapter import Classifier, Dataset, checkpoint
+from deepseal.adapter import Classifier, Dataset, checkpoint, load_data
 from deepseal.errors import InputError
 from deepseal.record import Run
 from deepseal.secure_inference.compile import Program, Weights
@@ -43,12 +43,12 @@ def compile_program(
     return program
 
 
-def simulate_program(run: Run, *, folder: Path, dataset: Dataset, limit: int | None) -> None:
+def simulate_program(run: Run, *, folder: Path, data: str, limit: int | None, arch: str | None) -> None:
     """Accuracy of a compiled program on the first ``limit`` test samples, beside the real-valued model."""
     program = Program.load(folder)
     weights = Weights.load(folder, program)
-    original = folder / "secret" / "model.safetensors"
-    model = checkpoint.load(original) if original.is_file() else None
+    model, missing = _original(folder / "secret" / "model.safetensors", arch)
+    dataset = load_data(data)
     if program.wires[program.input].shape != dataset.spec.shape:
         found = str(dataset.spec.shape)
         expected = f"data of shape {program.wires[program.input].shape}"
@@ -61,7 +61,19 @@ def simulate_program(run: Run, *, folder: Path, dataset: Dataset, limit: int | N
     run.fingerprints.update(program=program.digest(), **dataset.fingerprints())
     run.results.update(comparison(found_on))
     if model is None:
-        run.notes.append("agreement_with_float is missing, as there is no secret/model.safetensors")
+        run.notes.append(f"agreement_with_float is missing: {missing}")
+
+
+def _original(path: Path, arch: str | None) -> tuple[Classifier | None, str]:
+    """The model that was compiled, if its code may be run here; else why not."""
+    if not path.is_file():
+        return None, f"there is no {path}"
+    try:
+        return checkpoint.load(path, architecture=arch), ""
+    except InputError as error:
+        if arch is not None:
+            raise
+        return None, str(error)
 
 
 def comparison(found: Comparison) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def run(
         check_readers(reader)
         if engine == "emp":
             check_emp(reader)
-        tls = _tls(tls_cert, tls_key, tls_ca)
+        tls = tls_of(tls_cert, tls_key, tls_ca)
         made.params.update(
             circuit=circuit.name, role=role, owners=list(owners), reader=reader, engine=engine, tls=tls is not None
         )
@@ -133,7 +133,12 @@ def _meet(listen: str | None, connect: str | None, *, tls: Tls | None, timeout: 
     return transport.connect(connect, tls=tls, timeout=timeout, retry_for=timeout, allow_plain=allow_plain)
 
 
-def _tls(certificate: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+def tls_of(certificate: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+    """The files of a TLS party; None where none is given.
+
+    Raises:
+        InputError: some of them but not all.
+    """
     from deepseal.secure_inference.transport import Tls
 
     given = [path is not None for path in (certificate, key, ca)]

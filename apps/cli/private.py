@@ -1,4 +1,4 @@
-"""``deepseal private compile | simulate | certs | bench | circuit``."""
+"""``deepseal private compile | simulate | serve | query | certs | bench | circuit``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deepseal.apps.cli import circuit
+from deepseal.apps.cli import circuit, inference
 from deepseal.apps.cli.common import (
     Arch,
     Data,
@@ -28,6 +28,8 @@ _PARTIES = ("garbler", "evaluator")
 
 
 app.add_typer(circuit.app, name="circuit")
+app.command()(inference.serve)
+app.command()(inference.query)
 
 
 @app.command("compile")
@@ -70,16 +72,16 @@ def simulate(
     limit: Annotated[
         int | None, typer.Option("--limit", help="Only the first test samples. [default: all]", min=1)
     ] = None,
+    arch: Arch = None,
     json: Json = False,
     record: RecordFile = None,
     force: Force = False,
 ) -> None:
     """Accuracy of a compiled program in the clear: bit for bit what the protocol computes."""
     with running("private.simulate", json=json, record=record, force=force) as (run, _):
-        from deepseal.adapter import load_data
         from deepseal.apps.private_models import simulate_program
 
-        simulate_program(run, folder=program, dataset=load_data(data), limit=limit)
+        simulate_program(run, folder=program, data=data, limit=limit, arch=arch)
 
 
 @app.command()

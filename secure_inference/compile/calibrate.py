@@ -140,7 +140,7 @@ class InputFormat:
 
 
 def input_format(graph: Graph, spec: InputSpec, seen: Statistics, settings: CompileSettings) -> InputFormat:
-    """The input's format: over its bounds, exactly for evenly spaced values where only linear layers read it."""
+    """The input's format: over its bounds, exactly for evenly spaced values where only secret linear layers read it."""
     bits = settings.input_bits or settings.activation_bits
     ends = spec.normalise(torch.tensor([spec.bounds] * spec.shape[0], dtype=torch.float64).T.reshape(
         2, spec.shape[0], *(1,) * (len(spec.shape) - 1)).expand(2, *spec.shape))  # fmt: skip
@@ -148,7 +148,8 @@ def input_format(graph: Graph, spec: InputSpec, seen: Statistics, settings: Comp
     signed = low < 0
     if bits < 1 + int(signed):
         raise InputError("at least 2 bits of an input that can be negative", found=f"{bits}", do="raise input_bits")
-    linear = all(reader >= 0 and graph.nodes[reader].kind == "affine" for reader in graph.consumers()[0])
+    readers = [graph.nodes[reader].affine if reader >= 0 else None for reader in graph.consumers()[0]]
+    linear = all(affine is not None and not affine.public for affine in readers)
     if linear:
         number = Number(bits, signed, bits - int(signed))
         unit = max(abs(low), abs(high)) / (number.high * 2.0**-number.fraction)

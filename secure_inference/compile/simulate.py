@@ -17,7 +17,7 @@ from deepseal.secure_inference.compile.program import Circuit, Linear, Program
 from deepseal.secure_inference.compile.weights import Weights, layer_weights
 
 Ints = NDArray[np.int64]
-_EXACT = 1 << 53  # integers up to here are exact in float64
+_EXACT = 2.0**52  # integers up to twice this are exact in float64
 _BATCH = 1 << 23  # elements of the widest wire in one batch
 
 
@@ -160,9 +160,9 @@ def run_linear(program: Program, step: Linear, weights: LinearWeights, x: Ints) 
 
 def _product(step: Linear, weights: LinearWeights, x: Ints) -> Ints:
     """W x + b in integers: by floating point where no partial sum can leave the exact range, else modulo 2^64."""
-    largest = max(int(np.abs(x).max(initial=0)), 1)
-    rows = np.abs(weights.weight).reshape(len(weights.weight), -1).sum(axis=1) * largest + np.abs(weights.bias)
-    exact = int(rows.max(initial=0)) < _EXACT
+    largest = max(float(np.abs(x).max(initial=0)), 1.0)
+    rows = np.abs(weights.weight.astype(np.float64)).reshape(len(weights.weight), -1).sum(axis=1)
+    exact = float((rows * largest + np.abs(weights.bias)).max(initial=0.0)) < _EXACT
     dtype = torch.float64 if exact else torch.int64
     w, b, v = (torch.tensor(part, dtype=dtype) for part in (weights.weight, weights.bias, x))
     if step.op == "linear":

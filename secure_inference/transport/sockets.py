@@ -69,15 +69,18 @@ class Listener:
         host, port = sock.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def accept(self) -> Channel:
+    def accept(self, *, wait: float | None = None) -> Channel:
         """The next party that connects.
+
+        Args:
+            wait: seconds to wait for one; the listener's time-out, if None.
 
         Raises:
             TransportError: nobody came in time, or who came is no party with the right certificate; the listener
                 stays open and may accept again.
         """
         try:
-            self._sock.settimeout(self.timeout)
+            self._sock.settimeout(self.timeout if wait is None else wait)
             sock, _ = self._sock.accept()
         except TimeoutError as error:
             expected = f"a party to connect to {self.address} within {self.timeout:g} s"

@@ -98,7 +98,7 @@ NETWORKS = {
     "two linear layers": (lambda: nn.Sequential(nn.Linear(20, 8), nn.Dropout(), nn.Linear(8, 5)), VECTOR),
     "norm first": (lambda: nn.Sequential(nn.BatchNorm1d(20), nn.Linear(20, 6), nn.BatchNorm1d(6), nn.ReLU(),
                                          nn.BatchNorm1d(6), nn.Linear(6, 5)), VECTOR),
-    "strided": (lambda: image(nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)), nn.ReLU()), IMAGE),
+    "strided": (lambda: image(nn.Conv2d(3, 4, (3, 2), (2, 1), padding=(1, 0), dilation=(1, 2)), nn.ReLU()), IMAGE),
     "depthwise": (lambda: image(nn.Conv2d(3, 6, 3, groups=3, padding="same", bias=False), nn.BatchNorm2d(6), nn.ReLU6(),
                                 nn.Conv2d(6, 4, 1), nn.SiLU()), IMAGE),
     "max pooling": (lambda: image(nn.Conv2d(3, 4, 3), nn.MaxPool2d(3, 2, 1), nn.ReLU()), IMAGE),

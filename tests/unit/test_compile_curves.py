@@ -1,8 +1,8 @@
 """Errors of the activation circuits over all 16-bit arguments, and their AND gates beside those of DeepSecure.
 
-The paper's figures (Rouhani, Riazi, Koushanfar 2018; 1 sign, 3 integer, 12 fraction bits): AND gates and error. Its errors
-are as small as averages, so ours are held to them as averages where they are below the rounding of the format, and as
-largest errors elsewhere.
+The paper's figures (Rouhani, Riazi, Koushanfar 2018; 1 sign, 3 integer, 12 fraction bits): AND gates and error. Its
+errors are as small as averages, so ours are held to them as averages where they are below the rounding of the format,
+and as largest errors elsewhere.
 """
 
 from __future__ import annotations

@@ -49,8 +49,11 @@ def check(name, numbers, options=None, *, seed=0, values=None):
     return circuit
 
 
+FRACTIONS = st.integers(-2, 12)
+
+
 @st.composite
-def formats(draw, most=20, signed=None, fraction=st.integers(-2, 12)):
+def formats(draw, most=20, signed=None, fraction=FRACTIONS):
     sign = draw(st.booleans()) if signed is None else signed
     return Number(draw(st.integers(2 if sign else 1, most)), sign, draw(fraction))
 

