@@ -154,8 +154,9 @@ def test_pooling_windows_are_short():
 
 
 def test_views_that_leave_the_wire_are_refused():
-    for view in (Gather((2,), (0, 9)), Gather((2,), (0,)), Gather((1,), (-2,)), Window((Axis(4, 3),)), Window((Axis(0, 1),)),
-                 Window((Axis(1 << 40, 1),))):  # fmt: skip
+    gathers = Gather((2,), (0, 9)), Gather((2,), (0,)), Gather((1,), (-2,))
+    windows = Window((Axis(4, 3),)), Window((Axis(0, 1),)), Window((Axis(1 << 40, 1),))
+    for view in (*gathers, *windows):
         with pytest.raises(InputError):
             view_index(view, 9)
 
@@ -267,8 +268,6 @@ EDITS = {
     "option": lambda p: p["steps"][1].update(options={"code": 1}),
     "lanes": lambda p: p["steps"][1]["operands"][0].update(window={"view": "gather", "shape": [1], "indices": [0]}),
     "window": lambda p: p["steps"][4]["window"]["axes"][0].update(stride=9),
-        window={"view": "window", "axes": [{"count": 8, "stride": 9}], "offset": 0}
-    ),
     "output": lambda p: p.update(output=5),
     "permits": lambda p: p.update(permits="logits"),
     "kind": lambda p: p["wires"][1].update(kind="secret"),
