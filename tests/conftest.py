@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from deepseal.rng import Rng
 from deepseal.watermark import DeepSigns, Key, embed, save_key
 
 torch.set_num_threads(1)
+# A runner in the background ignores Ctrl-C, and so would the processes that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from deepseal.secure_inference.compile.calibrate import (
     input_format,
     measure,
 )
+from deepseal.secure_inference.compile.folding import without_last_curve
 from deepseal.secure_inference.compile.graph import Graph, run
 from deepseal.secure_inference.compile.lower import lower
 from deepseal.secure_inference.compile.program import Linear, Number, Program
@@ -132,6 +133,8 @@ def compile_report(model: Classifier, calibration: Split, settings: CompileSetti
 def _compile(model: Classifier, calibration: Split, settings: CompileSettings) -> tuple[Graph, Assembled]:
     calibration.check(model.spec)
     graph = lower(model)
+    if settings.permits == "label":
+        graph = without_last_curve(graph)
     samples = calibration.x[:SAMPLES]
     seen = measure(graph, model.spec.normalise(samples.double()))
     numbers = choose_numbers(graph, seen, settings)

@@ -15,6 +15,16 @@ def fold(graph: Graph) -> Graph:
     return _pruned(_merged(_swapped(_scaled_back(_scaled_ahead(graph)))))
 
 
+def without_last_curve(graph: Graph) -> Graph:
+    """The graph without sigmoid or tanh at its end, which change no order; for programs that give labels only."""
+    output = graph.output
+    while True:
+        node = graph.nodes[output.node]
+        if node.kind != "activation" or node.settings["function"] not in ("sigmoid", "tanh"):
+            return _pruned(Graph(graph.nodes, output))
+        output = _compose(output, node.inputs[0])
+
+
 def _compose(outer: Ref, inner: Ref) -> Ref:
     """The view ``outer`` of a node that is itself the view ``inner`` of another."""
     flat = inner.index.reshape(-1)

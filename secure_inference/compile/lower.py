@@ -170,7 +170,11 @@ def _call(builder: Builder, node: torch.fx.Node, values: dict[str, Any]) -> Any:
             raise Unsupported(f"operator {name}", HINTS.get(name, "there is no circuit for it yet"))
         if name != "lstm" and any(ref.batch for ref in _refs((args, kwargs))):
             raise Unsupported(f"operator {name} on a tensor whose batch is not first", "put the batch first")
-        result = translate(builder, *args, **kwargs)
+        try:
+            result = translate(builder, *args, **kwargs)
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            found = f"{type(error).__name__}: {error}"[:120]
+            raise Unsupported(f"operator {name} with these arguments", found) from error
     target = str(node.target)
     if target.split(".")[1].endswith("_") and not target.split(".")[1].startswith("_"):
         first: Any = node.args[0]

@@ -158,18 +158,22 @@ class Linear:
         """The multiplications; those with padding are left out."""
         size = program.wires[self.source].size
         shape = self.input_shape(program)
+        if self.op == "linear" and self.window is None and len(shape) == 1:
+            out = self.weight_shape[0]
+            weights = np.arange(out * size, dtype=np.int64).reshape(out, size).T.reshape(-1)
+            return Connections(np.arange(size + 1, dtype=np.int64) * out, np.tile(np.arange(out), size), weights)
         index = view_index(self.window, size)
         sources, outputs, weights = (part.reshape(-1) for part in self._triples(index.reshape(shape)))
         real = sources >= 0
         if not real.all():
             sources, outputs, weights = sources[real], outputs[real], weights[real]
-        order = np.lexsort((weights, outputs, sources))
+        order = np.argsort(sources, kind="stable")
         starts = np.zeros(size + 1, dtype=np.int64)
         np.cumsum(np.bincount(sources, minlength=size), out=starts[1:])
         return Connections(starts, outputs[order], weights[order])
 
     def _triples(self, index: Ints) -> tuple[Ints, Ints, Ints]:
-        """Source element, target element and weight of each multiplication, padding as source -1."""
+        """Source element, target element and weight of each multiplication, by target and weight; padding is -1."""
         shape = self.target_shape(index.shape)
         outputs = np.arange(math.prod(shape), dtype=np.int64)
         if self.op == "linear":
@@ -196,9 +200,9 @@ class Linear:
             channels_too = (slice(None), *window)
             sources.append(padded[channels_too].reshape(len(padded), -1)[reads])
         area = math.prod(kernel)
-        stacked = np.stack(sources, axis=-1)  # (channels, per_group, pixels, kernel)
-        kernels = np.arange(channels * per_group * area, dtype=np.int64).reshape(channels, per_group, 1, area)
-        placed = outputs.reshape(channels, 1, -1, 1)
+        stacked = np.stack(sources, axis=-1).swapaxes(1, 2)  # (channels, pixels, per_group, kernel)
+        kernels = np.arange(channels * per_group * area, dtype=np.int64).reshape(channels, 1, per_group, area)
+        placed = outputs.reshape(channels, -1, 1, 1)
         return stacked, np.broadcast_to(placed, stacked.shape), np.broadcast_to(kernels, stacked.shape)
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from compile_networks import IMAGE, NETWORKS, VECTOR, drawn, network, run_netlists
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from deepseal.adapter import Classifier, InputSpec, Split
@@ -225,6 +227,48 @@ def test_inputs_outside_are_clamped_and_counted_or_refused():
         simulate(program, None, np.full((1, 20), 10**6))
     with pytest.raises(InputError, match="secret weights"):
         simulate(program, None, encoded.values)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_drawn_shapes(data):
+    """Convolutions and pooling of drawn shapes: circuits give what the simulator gives, and that is near the model."""
+    draw = data.draw
+    groups = draw(st.sampled_from([1, 2]))
+    sizes = draw(st.tuples(st.integers(5, 9), st.integers(5, 9)))
+    kernel, stride, padding, dilation = (
+        draw(st.tuples(st.integers(low, high), st.integers(low, high)))
+        for low, high in ((1, 3), (1, 2), (0, 1), (1, 2))
+    )
+    spec = InputSpec((2 * groups, *sizes), 3)
+    pool = draw(st.sampled_from([nn.Identity(), nn.MaxPool2d(2, 1), nn.AvgPool2d((1, 2), 1), nn.AdaptiveAvgPool2d(1)]))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(draw(st.integers(0, 99)))
+        conv = nn.Conv2d(2 * groups, 2 * groups, kernel, stride, padding, dilation, groups)
+        activation = draw(st.sampled_from([nn.ReLU(), nn.Sigmoid(), nn.SiLU(), nn.ReLU6()]))
+        module = nn.Sequential(conv, activation, pool, nn.Flatten(), nn.LazyLinear(3))
+        try:
+            module(torch.zeros(1, *spec.shape))
+        except RuntimeError:
+            return  # nothing is left of so small an image
+    model = Classifier(module, spec)
+    program, weights = compile_model(model, calibration(model), permits="logits")
+    x = drawn(spec, 4, seed=7)
+    encoded = encode_input(program, x).values
+    expected = simulate(program, weights, encoded)
+    np.testing.assert_array_equal(run_netlists(program, weights, encoded)[program.output], expected)
+    assert np.abs(decode_output(program, expected) - model.query(x).numpy()).max() < 0.06
+
+
+def test_a_last_sigmoid_changes_no_label():
+    module = nn.Sequential(nn.Linear(20, 5), nn.Sigmoid())
+    model = Classifier(module, VECTOR)
+    program, _ = compile_model(model, calibration(model))
+    assert [type(step).__name__ for step in program.steps] == ["Linear", "Circuit"]
+    program, weights = compile_model(model, calibration(model), permits="logits")
+    x = drawn(VECTOR, 9)
+    got = decode_output(program, simulate(program, weights, encode_input(program, x).values))
+    assert np.abs(got - model.query(x).numpy()).max() < 0.02
 
 
 def test_settings_out_of_range_are_refused():
