@@ -227,12 +227,8 @@ class Assembler:
             self.output = source
         else:
             operand = self._operand(source, ref.index)
-            number = self.wires[source].number if source not in self._sums.values() else self.word_format(ref.node)
-            self.output = self._circuit([operand], "requantise", {}, ref.shape, number, None, "output")
-
-    def word_format(self, node: int) -> Number:
-        """The format of a node's words."""
-        return self._numbers[node]
+            exact = dataclasses.replace(self.wires[source].number, bits=62, signed=True)  # costs no AND gate
+            self.output = self._circuit([operand], "requantise", {}, ref.shape, exact, None, "output")
 
     def finish(self, spec: InputSpec, name: str, seen: Sequence[Interval] | None = None) -> Assembled:
         """Choose the rings and build the program.

@@ -271,6 +271,24 @@ def test_a_last_sigmoid_changes_no_label():
     assert np.abs(got - model.query(x).numpy()).max() < 0.02
 
 
+class _Backwards(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(20, 5)
+
+    def forward(self, x):
+        return self.head(x).flip(1)
+
+
+def test_logits_in_another_order_are_exact():
+    model = Classifier(_Backwards(), VECTOR)
+    program, weights = compile_model(model, calibration(model), permits="logits")
+    x = encode_input(program, drawn(VECTOR, 6)).values
+    values = run_netlists(program, weights, x)
+    np.testing.assert_array_equal(values[program.output], values[1][:, ::-1])
+    np.testing.assert_array_equal(simulate(program, weights, x), values[1][:, ::-1])
+
+
 def test_settings_out_of_range_are_refused():
     model = network("relu")
     for wrong in ({"activation_bits": 1}, {"weight_bits": 17}, {"activations": "magic"}, {"permits": "all"}):
