@@ -83,8 +83,10 @@ def test_broken_clients_do_not_end_it(served):
     for data in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(100)):  # hangs up, a browser, zeros
         with socket.create_connection((host, int(port))) as sock:
             sock.sendall(data)
+    wait_for(lambda: len(found) == 3)  # each takes a place until it is found out
     leaves = Client.connect(program, address)
     leaves._channel.refuse("gone in the middle")
+    wait_for(lambda: len(found) == 4)
     other, _ = compiled(NETWORKS["tanh"]())
     with pytest.raises(ProtocolError, match="program"):
         Client.connect(other, address)
