@@ -236,7 +236,9 @@ def explained(error: ssl.SSLError) -> TransportError:
     for part, found, do in _MEANINGS:
         if part in said:
             return TransportError(expected, found=found, do=do)
-    found = readable(error.reason or "a fault without a name").replace("_", " ").lower()
+    if not error.reason:  # what OpenSSL says of an end in the middle, at times
+        return TransportError(expected, found="a connection that it closed, or a fault without a name", do=_BOTH)
+    found = readable(error.reason).replace("_", " ").lower()
     return TransportError(expected, found=f"a TLS fault ({found})", do=_BOTH)
 
 

@@ -300,7 +300,7 @@ def test_settings_out_of_range_are_refused():
 
 @pytest.mark.parametrize("arch", ["mlp", "cnn", "deepsecure_b2"])
 def test_accuracy_on_digits(digits, arch):
-    from conftest import trained
+    from models import trained
 
     model = trained(digits, 0, f"deepseal.adapter.zoo:{arch}", epochs=6)
     report = compile_report(model, digits.calibration, CompileSettings())

@@ -88,8 +88,12 @@ def test_native_module_says_how_it_was_built() -> None:
 
 def test_stub_matches_the_native_module() -> None:
     stub = (ROOT / "src" / "deepseal" / "_native.pyi").read_text(encoding="utf-8")
-    public = [name for name in vars(_native) if not name.startswith("_")]
-    assert [name for name in public if f"def {name}(" not in stub] == []
+    public = {name: value for name, value in vars(_native).items() if not name.startswith("_")}
+    for name, value in public.items():
+        assert f"class {name}:" in stub if isinstance(value, type) else f"def {name}(" in stub, name
+    for kind in (value for value in public.values() if isinstance(value, type)):
+        body = stub.split(f"class {kind.__name__}:")[1].split("\nclass ")[0]
+        assert [name for name in vars(kind) if not name.startswith("_") and f"def {name}(" not in body] == []
 
 
 @pytest.mark.slow
