@@ -70,7 +70,7 @@ LinearOt::LinearOt(const SessionKeys& session, std::shared_ptr<const Connections
       signed_(is_signed),
       use_(use) {
   const auto& [starts, targets, weights, outputs, weight_count] = *shape_;
-  const bool sound = l >= 2 && l <= 64 && k >= 1 && k <= l && use < std::uint64_t{1} << 56 && !starts.empty() &&
+  const bool sound = l >= 2 && l <= 64 && k >= 1 && k <= l && use < std::uint64_t{1} << 32 && !starts.empty() &&
                      starts.front() == 0 && std::ranges::is_sorted(starts) && starts.back() == targets.size() &&
                      targets.size() == weights.size() && outputs <= std::numeric_limits<std::uint32_t>::max() &&
                      std::ranges::all_of(targets, [&](std::uint32_t target) { return target < outputs; }) &&
@@ -94,7 +94,8 @@ void LinearOt::pads(Block label, std::size_t blocks, std::uint64_t index, Word* 
   for (std::size_t i = 0; i < blocks;) {
     const std::uint64_t at = index + i;
     const std::size_t size = std::min<std::size_t>(blocks - i, epoch_blocks - at % epoch_blocks);
-    kernels_.hash(permutation_.at(at / epoch_blocks), points_.data() + i, tweak(Domain::payload, use_, at), to + i, size);
+    // A key of its own for each layer and epoch: no key serves more than 2^14 calls, however many layers there are.
+    kernels_.hash(permutation_.at(use_ << 32 | at / epoch_blocks), points_.data() + i, tweak(Domain::payload, use_, at), to + i, size);
     i += size;
   }
 }

@@ -33,7 +33,7 @@ struct Connections {
 class LinearOt {
  public:
   // l: bits of the ring, 2 to 64. k: bits of a source element, 1 to l, the highest negative where `is_signed`.
-  // use: apart from every other layer of the session that reads the same labels.
+  // use: below 2^32, apart from every other layer of the session.
   // Throws std::invalid_argument for a shape that does not fit together.
   LinearOt(const SessionKeys& session, std::shared_ptr<const Connections> shape, unsigned l, unsigned k, bool is_signed,
            std::uint64_t use);
