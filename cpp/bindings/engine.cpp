@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <limits>
 #include <optional>
 
 #include "deepseal/half_gates.hpp"
@@ -105,6 +106,14 @@ Bytes labels_or(const std::optional<Bytes>& given, std::size_t n) {
   return *given;
 }
 
+// The caller's array for tables of one block each.
+Block* tables_in(Bytes& tables, std::size_t n) {
+  const auto size = static_cast<std::size_t>(tables.size());
+  require(size == n * sizeof(Block), "16 bytes of table for each gate", size);
+  require(reinterpret_cast<std::uintptr_t>(tables.data()) % alignof(Block) == 0, "an array aligned to 16 bytes", n);
+  return blocks_in(tables);
+}
+
 // A replay, the caller's input labels, which it reads until its end, and the array of the results.
 template <class Run>
 class Held {
@@ -197,6 +206,36 @@ void bind_gates(py::module_& m) {
           },
           py::arg("labels"), py::arg("bits"), "label ^ bit delta")
       .def(
+          "and_own",
+          [](Garbler& garbler, const py::buffer& a, const Bytes& bits, Bytes& tables, const std::optional<Bytes>& out) {
+            const Blocks in(a);
+            const std::size_t n = in.view().size();
+            require(static_cast<std::size_t>(bits.size()) == n, "a bit for each label", static_cast<std::size_t>(bits.size()));
+            Bytes c = labels_or(out, n);
+            Block* room = tables_in(tables, n);
+            Block* to = blocks_in(c);
+            const py::gil_scoped_release release;
+            garbler.and_own(in.view().data(), bits.data(), to, room, n);
+            return c;
+          },
+          py::arg("a"), py::arg("bits"), py::arg("tables").noconvert(), py::arg("out").noconvert() = py::none(),
+          "Zero labels of a and our bits; 16 bytes of table for each go into the array given.")
+      .def(
+          "and_peer",
+          [](Garbler& garbler, const py::buffer& a, const py::buffer& b, Bytes& tables, const std::optional<Bytes>& out) {
+            const Blocks in(a), known(b);
+            const std::size_t n = in.view().size();
+            require(known.view().size() == n, "two labels for each gate", known.view().size());
+            Bytes c = labels_or(out, n);
+            Block* room = tables_in(tables, n);
+            Block* to = blocks_in(c);
+            const py::gil_scoped_release release;
+            garbler.and_peer(in.view().data(), known.view().data(), to, room, n);
+            return c;
+          },
+          py::arg("a"), py::arg("b"), py::arg("tables").noconvert(), py::arg("out").noconvert() = py::none(),
+          "Zero labels of a and b, whose bits the evaluator knows.")
+      .def(
           "decode",
           [](const Garbler& garbler, const py::buffer& zero, const py::buffer& active) -> py::object {
             const Blocks known(zero), got(active);
@@ -233,6 +272,36 @@ void bind_gates(py::module_& m) {
   py::class_<Evaluator, std::shared_ptr<Evaluator>>(m, "Evaluator", "The session's counter of gates, at the evaluator.")
       .def(py::init([](const SessionKeys& session) { return std::make_shared<Evaluator>(session); }), py::arg("session"))
       .def_property_readonly("gates", &Evaluator::gates)
+      .def(
+          "and_peer",
+          [](Evaluator& evaluator, const py::buffer& a, const py::buffer& tables, const std::optional<Bytes>& out) {
+            const Blocks in(a), rows(tables);
+            const std::size_t n = in.view().size();
+            require(rows.view().size() == n, "16 bytes of table for each gate", rows.view().size());
+            Bytes c = labels_or(out, n);
+            Block* to = blocks_in(c);
+            const py::gil_scoped_release release;
+            evaluator.and_peer(in.view().data(), rows.view().data(), to, n);
+            return c;
+          },
+          py::arg("a"), py::arg("tables"), py::arg("out").noconvert() = py::none(), "Active labels of a and the garbler's bits.")
+      .def(
+          "and_own",
+          [](Evaluator& evaluator, const py::buffer& a, const py::buffer& b, const Bytes& bits, const py::buffer& tables,
+             const std::optional<Bytes>& out) {
+            const Blocks in(a), known(b), rows(tables);
+            const std::size_t n = in.view().size();
+            require(known.view().size() == n && static_cast<std::size_t>(bits.size()) == n, "two labels and a bit for each gate",
+                    known.view().size());
+            require(rows.view().size() == n, "16 bytes of table for each gate", rows.view().size());
+            Bytes c = labels_or(out, n);
+            Block* to = blocks_in(c);
+            const py::gil_scoped_release release;
+            evaluator.and_own(in.view().data(), known.view().data(), bits.data(), rows.view().data(), to, n);
+            return c;
+          },
+          py::arg("a"), py::arg("b"), py::arg("bits"), py::arg("tables"), py::arg("out").noconvert() = py::none(),
+          "Active labels of a and b, whose bits we know.")
       .def(
           "evaluation",
           [](const std::shared_ptr<Evaluator>& evaluator, const std::shared_ptr<Plan>& plan, std::size_t lanes, const py::buffer& active, std::size_t chunk, const std::optional<Bytes>& out) {
@@ -406,59 +475,86 @@ void bind_transfer(py::module_& m) {
 
 using Integers = py::array_t<std::int64_t, py::array::c_style>;
 
+// Labels (source bits, samples, source elements, 16) of one sample: bit b of element i at [b stride + i].
+struct SampleLabels {
+  SampleLabels(const LinearOt& linear, const Blocks& labels, std::size_t sample)
+      : stride(labels.view().size() / linear.source_bits()), data(labels.view().data() + sample * linear.shape().sources()) {
+    require(labels.view().size() % linear.source_bits() == 0 && sample < std::numeric_limits<std::uint32_t>::max() &&
+                (sample + 1) * linear.shape().sources() <= stride,
+            "labels of each bit, sample and source element", labels.view().size());
+  }
+
+  std::size_t stride;
+  const Block* data;
+};
+
 void bind_linear(py::module_& m) {
-  py::class_<LinearOt>(m, "LinearOt", "A linear layer modulo 2^l on labelled bits, by correlated OT.")
-      .def(py::init([](const SessionKeys& session, const Words& starts, const Indices& targets, const Indices& weights,
-                       std::size_t outputs, std::size_t weight_count, unsigned bits, unsigned source_bits, bool is_signed,
-                       std::uint64_t use) {
+  py::class_<Connections, std::shared_ptr<Connections>>(m, "Connections", "Which source elements of a linear layer meet which outputs.")
+      .def(py::init([](const Words& starts, const Indices& targets, std::size_t outputs) {
              const auto s = span_of(starts);
              const auto t = span_of(targets);
-             const auto w = span_of(weights);
-             auto shape = std::make_shared<const Connections>(
-                 Connections{{s.begin(), s.end()}, {t.begin(), t.end()}, {w.begin(), w.end()}, outputs, weight_count});
+             return std::make_shared<Connections>(std::vector(s.begin(), s.end()), std::vector(t.begin(), t.end()), outputs);
+           }),
+           py::arg("starts"), py::arg("targets"), py::arg("outputs"));
+
+  py::class_<LinearOt>(m, "LinearOt", "A linear layer modulo 2^l on labelled bits, by correlated OT.")
+      .def(py::init([](const SessionKeys& session, std::shared_ptr<Connections> shape, unsigned bits, unsigned source_bits,
+                       bool is_signed, std::uint64_t use) {
              return std::make_unique<LinearOt>(session, std::move(shape), bits, source_bits, is_signed, use);
            }),
-           py::arg("session"), py::arg("starts"), py::arg("targets"), py::arg("weights"), py::arg("outputs"), py::arg("weight_count"),
-           py::arg("bits"), py::arg("source_bits"), py::arg("signed"), py::arg("use"))
+           py::arg("session"), py::arg("connections").none(false), py::arg("bits"), py::arg("source_bits"), py::arg("signed"),
+           py::arg("use"))
       .def("message_bytes", &LinearOt::message_bytes, py::arg("first"), py::arg("last"),
            "Bytes that the weight owner sends for these source elements.")
       .def(
           "send",
-          [](LinearOt& linear, const Delta& delta, const Integers& weights, std::size_t first, std::size_t last, const py::buffer& zero,
-             const Bytes& permute, Words& share, Bytes& message) {
-            const Blocks labels(zero);
+          [](LinearOt& linear, const Delta& delta, const Integers& weights, std::size_t first, std::size_t last, const py::buffer& labels,
+             std::size_t sample, Words& share, Bytes& message) {
+            const Blocks blocks(labels);
+            const SampleLabels zero(linear, blocks, sample);
             const std::size_t bytes = linear.message_bytes(first, last);
-            require(labels.view().size() == linear.labels(first, last), "a label for each bit", labels.view().size());
-            require(static_cast<std::size_t>(permute.size()) == labels.view().size(), "a permute bit for each label",
-                    static_cast<std::size_t>(permute.size()));
-            require(static_cast<std::size_t>(share.size()) == linear.outputs(), "a share of each output", static_cast<std::size_t>(share.size()));
+            require(static_cast<std::size_t>(share.size()) == linear.shape().outputs(), "a share of each output",
+                    static_cast<std::size_t>(share.size()));
             require(static_cast<std::size_t>(message.size()) >= bytes, "room for the message", static_cast<std::size_t>(message.size()));
             const auto all = span_of(weights);
             std::uint64_t* to = share.mutable_data();
             std::uint8_t* out = message.mutable_data();
             const py::gil_scoped_release release;
-            linear.send(delta, all, first, last, labels.view().data(), permute.data(), to, out);
+            linear.send(delta, all, first, last, zero.data, zero.stride, to, out);
             return bytes;
           },
-          py::arg("delta"), py::arg("weights"), py::arg("first"), py::arg("last"), py::arg("zero"), py::arg("permute"),
+          py::arg("delta"), py::arg("weights"), py::arg("first"), py::arg("last"), py::arg("labels"), py::arg("sample"),
           py::arg("share").noconvert(), py::arg("message").noconvert(),
-          "The weight owner: labels of colour 0 and permute bits of these elements; its share is subtracted; bytes of the message.")
+          "The weight owner: a weight for each connection and zero labels; its share is subtracted; bytes of the message.")
       .def(
           "receive",
-          [](LinearOt& linear, std::size_t first, std::size_t last, const py::buffer& active, const Bytes& choices, const Bytes& message,
+          [](LinearOt& linear, std::size_t first, std::size_t last, const py::buffer& labels, std::size_t sample, const Bytes& message,
              Words& share) {
-            const Blocks labels(active);
-            require(labels.view().size() == linear.labels(first, last), "a label for each bit", labels.view().size());
-            require(static_cast<std::size_t>(choices.size()) == labels.view().size(), "a colour for each label",
-                    static_cast<std::size_t>(choices.size()));
-            require(static_cast<std::size_t>(share.size()) == linear.outputs(), "a share of each output", static_cast<std::size_t>(share.size()));
+            const Blocks blocks(labels);
+            const SampleLabels active(linear, blocks, sample);
+            require(static_cast<std::size_t>(share.size()) == linear.shape().outputs(), "a share of each output",
+                    static_cast<std::size_t>(share.size()));
             const auto all = span_of(message);
             std::uint64_t* to = share.mutable_data();
             const py::gil_scoped_release release;
-            linear.receive(first, last, labels.view().data(), choices.data(), all, to);
+            linear.receive(first, last, active.data, active.stride, all, to);
           },
-          py::arg("first"), py::arg("last"), py::arg("active"), py::arg("choices"), py::arg("message"), py::arg("share").noconvert(),
-          "The other party: active labels and their colours; its share is added.");
+          py::arg("first"), py::arg("last"), py::arg("labels"), py::arg("sample"), py::arg("message"), py::arg("share").noconvert(),
+          "The other party, with active labels; its share is added.");
+
+  m.def(
+      "word_bits",
+      [](const Words& words, unsigned bits) {
+        require(bits >= 1 && bits <= 64, "1 to 64 bits", bits);
+        Bytes out({static_cast<py::ssize_t>(bits), words.size()});
+        const auto all = span_of(words);
+        std::uint8_t* to = out.mutable_data();
+        const py::gil_scoped_release release;
+        for (unsigned bit = 0; bit < bits; ++bit)
+          for (const std::uint64_t word : all) *to++ = static_cast<std::uint8_t>(word >> bit & 1);
+        return out;
+      },
+      py::arg("words"), py::arg("bits"), "Bits (bits, n) of n words, least significant first.");
 }
 
 }  // namespace

@@ -10,16 +10,42 @@ namespace {
 constexpr std::size_t wide = 16;    // lanes from which a gate alone fills the registers
 constexpr std::size_t group = 256;  // tables gathered at once where it does not
 
-// The runs of gates that share a key.
+// The runs of gates that share a key, of which there are `length` in an epoch.
 template <class Run>
-void by_epoch(std::uint64_t first, std::size_t n, const Run& run) {
+void by_epoch(std::uint64_t first, std::size_t n, const Run& run, std::uint64_t length = epoch_gates) {
   for (std::size_t i = 0; i < n;) {
     const std::uint64_t gate = first + i;
-    const std::size_t size = std::min<std::size_t>(n - i, epoch_gates - gate % epoch_gates);
-    run(gate / epoch_gates, gate, i, size);
+    const std::size_t size = std::min<std::size_t>(n - i, length - gate % length);
+    run(gate / length, gate, i, size);
     i += size;
   }
 }
+
+// The same for half gates, of which two take the place of a gate, in pieces that fit into `Hashes`.
+template <class Run>
+void by_halves(std::uint64_t first_gate, std::size_t n, const Run& run) {
+  by_epoch(
+      2 * first_gate, n,
+      [&](std::uint64_t epoch, std::uint64_t half, std::size_t i, std::size_t size) {
+        for (std::size_t j = 0; j < size; j += group)
+          run(epoch, tweak(Domain::gate, 0, half + j), i + j, std::min(group, size - j));
+      },
+      2 * epoch_gates);
+}
+
+// Room for the hashes of a piece, wiped at its end.
+struct Hashes {
+  Block zero[group];
+  Block one[group];
+  ~Hashes() { wipe(this, sizeof *this); }
+
+  // H of both labels of each wire, under one tweak each.
+  void of(const Kernels& kernels, const AesKey& key, Block delta, const Block* labels, Block first, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) one[i] = labels[i] ^ delta;
+    kernels.hash(key, labels, first, zero, n);
+    kernels.hash(key, one, first, one, n);
+  }
+};
 
 }  // namespace
 
@@ -63,6 +89,35 @@ void Garbler::take(const Block* a, const Block* b, Block* c, Block* tables, std:
   gates_ += n;
 }
 
+void Garbler::and_own(const Block* a, const std::uint8_t* b, Block* c, Block* tables, std::size_t n) {
+  const Exclusive only(busy_);
+  const Block delta = delta_->value_;
+  Hashes h;
+  by_halves(gates_, n, [&](std::uint64_t epoch, Block first, std::size_t i, std::size_t size) {
+    h.of(kernels_, permutation_.at(epoch), delta, a + i, first, size);
+    for (std::size_t j = 0; j < size; ++j) {
+      const Block table = h.zero[j] ^ h.one[j] ^ (mask(b[i + j]) & delta);
+      c[i + j] = h.zero[j] ^ (mask(a[i + j].low) & table);
+      tables[i + j] = table;
+    }
+  });
+  gates_ += (n + 1) / 2;
+}
+
+void Garbler::and_peer(const Block* a, const Block* b, Block* c, Block* tables, std::size_t n) {
+  const Exclusive only(busy_);
+  Hashes h;
+  by_halves(gates_, n, [&](std::uint64_t epoch, Block first, std::size_t i, std::size_t size) {
+    h.of(kernels_, permutation_.at(epoch), delta_->value_, b + i, first, size);
+    for (std::size_t j = 0; j < size; ++j) {
+      // The evaluator knows b, so this half takes b's own value, not its colour: the label of b = 0 opens nothing.
+      tables[i + j] = h.zero[j] ^ h.one[j] ^ a[i + j];
+      c[i + j] = h.zero[j];
+    }
+  });
+  gates_ += (n + 1) / 2;
+}
+
 void Garbler::invert(const Block* a, Block* c, std::size_t n) const {
   for (std::size_t i = 0; i < n; ++i) c[i] = a[i] ^ delta_->value_;
 }
@@ -74,6 +129,28 @@ void Evaluator::take(const Block* a, const Block* b, const Block* tables, Block*
     kernels_.evaluate(permutation_.at(epoch), a + i, b + i, tables + table_blocks * i, c + i, gate, size);
   });
   gates_ += n;
+}
+
+void Evaluator::and_peer(const Block* a, const Block* tables, Block* c, std::size_t n) {
+  const Exclusive only(busy_);
+  Hashes h;
+  by_halves(gates_, n, [&](std::uint64_t epoch, Block first, std::size_t i, std::size_t size) {
+    kernels_.hash(permutation_.at(epoch), a + i, first, h.zero, size);
+    for (std::size_t j = 0; j < size; ++j) c[i + j] = h.zero[j] ^ (mask(a[i + j].low) & tables[i + j]);
+  });
+  gates_ += (n + 1) / 2;
+}
+
+void Evaluator::and_own(const Block* a, const Block* b, const std::uint8_t* bits, const Block* tables, Block* c,
+                        std::size_t n) {
+  const Exclusive only(busy_);
+  Hashes h;
+  by_halves(gates_, n, [&](std::uint64_t epoch, Block first, std::size_t i, std::size_t size) {
+    kernels_.hash(permutation_.at(epoch), b + i, first, h.zero, size);
+    for (std::size_t j = 0; j < size; ++j)
+      c[i + j] = h.zero[j] ^ (mask(bits[i + j]) & (tables[i + j] ^ a[i + j]));
+  });
+  gates_ += (n + 1) / 2;
 }
 
 Replay::Replay(std::shared_ptr<const Plan> plan, std::size_t lanes, std::span<const Block> labels, std::size_t chunk,

@@ -4,6 +4,7 @@
 
 #include "deepseal/aes.hpp"
 #include "deepseal/secret.hpp"
+#include "linear_rows.hpp"
 
 namespace deepseal {
 namespace {
@@ -202,6 +203,41 @@ void encrypt_blocks(const AesKey& key, const Block* in, Block* out, std::size_t 
 }
 
 template <class V>
+void stretch_rows(const AesKey& key, const Block* x, std::size_t rows, std::size_t share, Block first, std::size_t n,
+                  std::size_t stride, Block* out) {
+  constexpr std::size_t K = V::streamed;
+  constexpr std::size_t at_once = 32;
+  Block inner[at_once];
+  V inputs[K] = {};
+  V masks[K] = {};
+  Block* targets[K];
+  std::size_t filled = 0;
+  const auto empty = [&] {
+    V y[K];
+    for (std::size_t i = 0; i < K; ++i) y[i] = inputs[i];
+    V::permute(key, y);
+    for (std::size_t i = 0; i < filled; ++i) V::store(targets[i], y[i] ^ masks[i]);
+    filled = 0;
+  };
+  for (std::size_t row = 0; row < rows; ++row) {
+    if (row % at_once == 0) encrypt_blocks<V>(key, x + row, inner, rows - row < at_once ? rows - row : at_once);
+    const V point = V::broadcast(inner[row % at_once]);
+    V tweaks = V::count({first.low + row / share * n, first.high}, 1);
+    for (std::size_t j = 0; j < n; j += V::blocks) {
+      inputs[filled] = point ^ tweaks;
+      masks[filled] = point;
+      targets[filled] = out + row * stride + j;
+      tweaks = tweaks.advanced(V::blocks);
+      if (++filled == K) empty();
+    }
+  }
+  if (filled != 0) empty();
+  wipe(inner, sizeof inner);
+  wipe(masks, sizeof masks);
+  wipe(inputs, sizeof inputs);
+}
+
+template <class V>
 void add_blocks(const Block* a, const Block* b, Block* c, std::size_t n) {
   std::size_t i = 0;
   for (; i + V::blocks <= n; i += V::blocks) V::store(c + i, V::load(a + i) ^ V::load(b + i));
@@ -210,8 +246,19 @@ void add_blocks(const Block* a, const Block* b, Block* c, std::size_t n) {
 
 template <class V>
 constexpr Kernels kernels_of(std::string_view name) {
-  return {name,           V::expand,        add_blocks<V>,    encrypt_blocks<V>, stream_blocks<V>,
-          hash_blocks<V>, garble_gates<V>, evaluate_gates<V>};
+  return {name,
+          V::expand,
+          add_blocks<V>,
+          encrypt_blocks<V>,
+          stream_blocks<V>,
+          hash_blocks<V>,
+          stretch_rows<V>,
+          mask_rows<std::uint32_t>,
+          mask_rows<std::uint64_t>,
+          open_rows<std::uint32_t>,
+          open_rows<std::uint64_t>,
+          garble_gates<V>,
+          evaluate_gates<V>};
 }
 
 }  // namespace

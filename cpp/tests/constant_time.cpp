@@ -70,6 +70,37 @@ bool garbled_circuit(const Kernels& kernels, Order order, std::size_t lanes) {
   return valid;
 }
 
+// Secret: delta, labels, the bits of whoever knows them.
+bool half_gates(const Kernels& kernels) {
+  Draw draw(70);
+  const std::size_t n = 70;
+  const std::vector<std::uint8_t> clear_x = draw.bits(n), clear_y = draw.bits(n);
+  std::vector<std::uint8_t> x = clear_x, y = clear_y;
+  std::vector<Block> a = draw.blocks(n), b = draw.blocks(n);
+  hide(x), hide(y), hide(a), hide(b);
+  const Parties parties(kernels, hidden(draw.block()));
+  bool right = true;
+  for (const bool ours : {true, false}) {
+    std::vector<Block> active_a(n), active_b(n), zero(n), active(n), tables(n);
+    parties.garbler->offset(a.data(), x.data(), active_a.data(), n);
+    parties.garbler->offset(b.data(), y.data(), active_b.data(), n);
+    if (ours) {
+      parties.garbler->and_own(a.data(), y.data(), zero.data(), tables.data(), n);
+      parties.evaluator->and_peer(active_a.data(), tables.data(), active.data(), n);
+    } else {
+      parties.garbler->and_peer(a.data(), b.data(), zero.data(), tables.data(), n);
+      parties.evaluator->and_own(active_a.data(), active_b.data(), y.data(), tables.data(), active.data(), n);
+    }
+    std::vector<std::uint8_t> bits(n);
+    bool valid = parties.garbler->decode(zero.data(), active.data(), bits.data(), n);
+    VALGRIND_MAKE_MEM_DEFINED(&valid, sizeof valid);
+    reveal(bits);
+    for (std::size_t i = 0; i < n; ++i) valid = valid && bits[i] == (clear_x[i] & clear_y[i]);
+    right = right && valid;
+  }
+  return right;
+}
+
 // Secret: delta, the base keys, the choices, all keys, the values. Known: what is sent.
 bool transfer(const Kernels& kernels, unsigned k) {
   Draw draw(k);
@@ -135,6 +166,7 @@ int main(int count, char** arguments) {
   bool right = true;
   for (const Order order : {Order::given, Order::depth})
     for (const std::size_t lanes : {1, 3, 20}) right = garbled_circuit(tested, order, lanes) && right;
+  right = half_gates(tested) && right;
   for (const unsigned k : {1u, 3u, 8u}) right = transfer(tested, k) && right;
   std::printf("%s: %s\n", arguments[1], right ? "right results" : "WRONG results");
   return right ? 0 : 1;

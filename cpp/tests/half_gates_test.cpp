@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <tuple>
 #include <unordered_set>
+#include <utility>
 
 #include "netlists.hpp"
 #include "test.hpp"
@@ -406,6 +408,123 @@ TEST_CASE("delta is nowhere in what the evaluator sees, nor between two blocks o
   std::unordered_set<Block, BlockHash> seen;
   for (const auto* blocks : {&active, &garbled.tables, &out}) seen.insert(blocks->begin(), blocks->end());
   CHECK(seen.size() > 2 * lanes * plan->and_gates());
+  CHECK(!seen.contains(parties.offset));
+  CHECK(std::ranges::none_of(seen, [&](Block x) { return seen.contains(x ^ parties.offset); }));
+}
+
+namespace {
+
+// A half gate as the paper has it, with the textbook's AES; half gate i of a session has the tweak of half i of a gate.
+struct TextbookHalves {
+  Block offset;
+  std::uint64_t half = 0;
+
+  Block hash(Block x) const {
+    const Block key = textbook_aes(session_seed, Block{half >> 13, 1});
+    const Block inner = textbook_aes(key, x);
+    return textbook_aes(key, inner ^ Block{half, std::uint64_t{1} << 56}) ^ inner;
+  }
+
+  // The generator knows the bit: the table and the zero label.
+  std::pair<Block, Block> generator(Block a, bool bit) {
+    Block table = hash(a) ^ hash(a ^ offset);
+    if (bit) table ^= offset;
+    Block c = hash(a);
+    if ((a.low & 1) == 1) c ^= table;
+    ++half;
+    return {table, c};
+  }
+
+  std::pair<Block, Block> evaluator(Block a, Block b) {
+    const std::pair<Block, Block> result{hash(b) ^ hash(b ^ offset) ^ a, hash(b)};
+    ++half;
+    return result;
+  }
+
+  void whole_gate() { half += half & 1; }
+};
+
+}  // namespace
+
+TEST_CASE("half gates: one block of table, the paper's bytes, the right bits, whatever kernels; the counter goes on") {
+  Draw draw(20);
+  for (const Kernels* tested : available_kernels()) {
+    CAPTURE(tested->name);
+    const Parties parties(*tested, draw.block());
+    TextbookHalves textbook{parties.offset};
+    std::uint64_t gates = 0;
+    const auto step = [&](std::size_t n, bool ours, bool in_place) {
+      CAPTURE(n);
+      const std::vector<Block> a = draw.blocks(n), b = draw.blocks(n);
+      const std::vector<std::uint8_t> x = draw.bits(n), y = draw.bits(n);
+      const std::vector<Block> active_a = activate(parties, a, x), active_b = activate(parties, b, y);
+      std::vector<Block> zero = in_place ? a : std::vector<Block>(n), active = in_place ? active_a : std::vector<Block>(n);
+      std::vector<Block> tables(n), expected_tables(n), expected(n);
+      const Block* from = in_place ? zero.data() : a.data();
+      const Block* active_from = in_place ? active.data() : active_a.data();
+      for (std::size_t i = 0; i < n; ++i)
+        std::tie(expected_tables[i], expected[i]) = ours ? textbook.generator(a[i], y[i] == 1) : textbook.evaluator(a[i], b[i]);
+      textbook.whole_gate();
+      if (ours) {
+        parties.garbler->and_own(from, y.data(), zero.data(), tables.data(), n);
+        parties.evaluator->and_peer(active_from, tables.data(), active.data(), n);
+      } else {
+        parties.garbler->and_peer(from, b.data(), zero.data(), tables.data(), n);
+        parties.evaluator->and_own(active_from, active_b.data(), y.data(), tables.data(), active.data(), n);
+      }
+      CHECK(tables == expected_tables);
+      CHECK(zero == expected);
+      std::vector<std::uint8_t> bits(n), wanted(n);
+      for (std::size_t i = 0; i < n; ++i) wanted[i] = x[i] & y[i];
+      CHECK(parties.garbler->decode(zero.data(), active.data(), bits.data(), n));
+      CHECK(bits == wanted);
+      gates += (n + 1) / 2;
+      CHECK(parties.garbler->gates() == gates);
+      CHECK(parties.evaluator->gates() == gates);
+    };
+    for (const std::size_t n : {0, 1, 2, 33, 255, 256, 257, 1000})
+      for (const bool ours : {true, false}) step(n, ours, n % 2 == 1);
+    step(8000, true, false);  // across the change of the key
+    step(9000, false, true);
+  }
+}
+
+TEST_CASE("half gates and whole gates share one counter: no tweak comes twice") {
+  Draw draw(21);
+  const auto single = plan_of(single_and(), Order::given);
+  const Parties parties(kernels(), draw.block());
+  std::vector<Block> tables(7);
+  std::vector<Block> c(7);
+  const std::vector<Block> a = draw.blocks(7);
+  parties.garbler->and_own(a.data(), draw.bits(7).data(), c.data(), tables.data(), 7);
+  const std::vector<Block> zero = draw.blocks(2 * 20);
+  Textbook textbook{.offset = parties.offset, .gate = 4};
+  CHECK(garble(parties, single, 20, zero, 20).tables == textbook.run(*single, 20, zero).tables);
+  TextbookHalves halves{parties.offset, 2 * 24};
+  parties.garbler->and_peer(a.data(), zero.data(), c.data(), tables.data(), 1);
+  CHECK(tables[0] == halves.evaluator(a[0], zero[0]).first);
+}
+
+TEST_CASE("the tables of half gates do not hold delta, nor do two blocks of what the evaluator sees differ by it") {
+  Draw draw(22);
+  const std::size_t n = 5000;
+  const Parties parties(kernels(), draw.block());
+  const std::vector<Block> a = draw.blocks(n), b = draw.blocks(n);
+  const std::vector<std::uint8_t> bits = draw.bits(n);
+  const std::vector<Block> active_a = activate(parties, a, draw.bits(n)), active_b = activate(parties, b, bits);
+  std::unordered_set<Block, BlockHash> seen;
+  for (const bool ours : {true, false}) {
+    std::vector<Block> zero(n), active(n), tables(n);
+    if (ours) {
+      parties.garbler->and_own(a.data(), bits.data(), zero.data(), tables.data(), n);
+      parties.evaluator->and_peer(active_a.data(), tables.data(), active.data(), n);
+    } else {
+      parties.garbler->and_peer(a.data(), b.data(), zero.data(), tables.data(), n);
+      parties.evaluator->and_own(active_a.data(), active_b.data(), bits.data(), tables.data(), active.data(), n);
+    }
+    for (const std::vector<Block>* blocks : {&active_a, &active_b, &std::as_const(tables), &std::as_const(active)}) seen.insert(blocks->begin(), blocks->end());
+  }
+  CHECK(seen.size() > 5 * n);
   CHECK(!seen.contains(parties.offset));
   CHECK(std::ranges::none_of(seen, [&](Block x) { return seen.contains(x ^ parties.offset); }));
 }

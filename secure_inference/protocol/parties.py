@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -113,13 +113,13 @@ class GarblerParty:
         weights: NDArray[np.int64],
         first: int,
         last: int,
-        zero: Array,
-        permute: Array,
+        labels: Array,
+        sample: int,
         share: NDArray[np.uint64],
         message: Array,
     ) -> int:
         """Some elements of a linear layer: see ``LinearOt.send``; the number of bytes to send."""
-        return layer.send(self._delta, weights, first, last, zero, permute, share, message)
+        return layer.send(self._delta, weights, first, last, labels, sample, share, message)
 
     def own_labels(self, bits: Array) -> Array:
         """Zero labels (n, 16) of our bits. Costs 16 bytes, however many bits there are."""
@@ -149,6 +149,22 @@ class GarblerParty:
                 self.channel.send(Kind.TABLES, self._frame[:count])
             self.channel.flush()
         return run.outputs()
+
+    def and_own(self, a: Array, bits: Array, out: Array) -> None:
+        """Zero labels (n, 16) of a and our bits, which need no labels, into ``out``: 16 bytes sent for each gate."""
+        with self.channel.phase("tables"):
+            for part in _half_frames(len(a)):
+                tables = self._frame[: BLOCK * (part.stop - part.start)]
+                self._garbler.and_own(a[part], bits[part], tables, out[part])
+                self.channel.send(Kind.TABLES, tables)
+
+    def and_peer(self, a: Array, b: Array, out: Array) -> None:
+        """Zero labels (n, 16) of a and b, whose bits the evaluator knows, into ``out``: 16 bytes for each gate."""
+        with self.channel.phase("tables"):
+            for part in _half_frames(len(a)):
+                tables = self._frame[: BLOCK * (part.stop - part.start)]
+                self._garbler.and_peer(a[part], b[part], tables, out[part])
+                self.channel.send(Kind.TABLES, tables)
 
     def reveal(self, zero: Array) -> None:
         """Let the evaluator read these wires: send their colour bits."""
@@ -196,35 +212,67 @@ class EvaluatorParty:
 
     def peer_labels(self, n: int) -> Array:
         """Active labels (n, 16) of the garbler's bits."""
+        return _native.active_labels(self.keys, self.seed().tobytes(), n)
+
+    def seed(self) -> Array:
+        """The seed of active labels of the garbler's bits, (16,)."""
+        seed = np.empty(BLOCK, dtype=np.uint8)
         with self.channel.phase("inputs"):
-            seed = self.channel.receive(Kind.INPUT, at_most=BLOCK)
-        if len(seed) != BLOCK:
-            refuse(self.channel, f"a seed of {BLOCK} bytes", f"{len(seed)}")
-        return _native.active_labels(self.keys, seed, n)
+            if (size := self.channel.receive_into(Kind.INPUT, seed)) != BLOCK:
+                refuse(self.channel, f"a seed of {BLOCK} bytes", f"{size}")
+        return seed
 
     def own_labels(self, bits: Array, *, out: Array | None = None) -> Array:
         """Active labels (n, 16) of our bits, by correlated oblivious transfer: 128 / k bits sent for each."""
         with self.channel.phase("inputs"):
             return self.transfer.correlated(bits, out=out)
 
-    def evaluate(self, program: Program, active: Array, *, out: Array | None = None) -> Array:
+    def evaluate(
+        self, program: Program, active: Array, *, out: Array | None = None, tables: Iterable[Array] | None = None
+    ) -> Array:
         """Take the tables of a netlist; its outputs' active labels, (output bits, lanes, 16).
 
         Args:
             program: the garbler's.
             active: (input bits, lanes, 16), the inputs' active labels.
             out: where to put the result.
+            tables: frames of tables that came before; otherwise they are received now.
         """
         lanes = active.shape[1]
         with self.channel.phase("tables"):
             labels = np.ascontiguousarray(active)
             run = self._evaluator.evaluation(program.plan(lanes), lanes, labels, program.chunk(lanes), out)
-            while run.tables_left:
-                count = self.channel.receive_into(Kind.TABLES, self._frame)
-                if count == 0 or count % TABLE or count // TABLE > run.tables_left:
-                    refuse(self.channel, f"up to {run.tables_left} tables of {TABLE} bytes", f"{count} bytes")
-                run.next(self._frame[:count])
+            for frame in self.tables(program, lanes) if tables is None else tables:
+                run.next(frame)
         return run.outputs()
+
+    def tables(self, program: Program, lanes: int) -> Iterator[Array]:
+        """Receive the tables of a netlist, frame by frame; each is good until the next one."""
+        left = program.plan(lanes).and_gates * lanes
+        while left:
+            count = self.channel.receive_into(Kind.TABLES, self._frame)
+            if count == 0 or count % TABLE or count // TABLE > left:
+                refuse(self.channel, f"up to {left} tables of {TABLE} bytes", f"{count} bytes")
+            left -= count // TABLE
+            yield self._frame[:count]
+
+    def and_peer(self, a: Array, out: Array) -> None:
+        """Active labels (n, 16) of a and the garbler's bits into ``out``; a: (n, 16)."""
+        with self.channel.phase("tables"):
+            for part in _half_frames(len(a)):
+                self._evaluator.and_peer(a[part], self._half_tables(part), out[part])
+
+    def and_own(self, a: Array, b: Array, bits: Array, out: Array) -> None:
+        """Active labels (n, 16) of a and b, whose bits we know, into ``out``."""
+        with self.channel.phase("tables"):
+            for part in _half_frames(len(a)):
+                self._evaluator.and_own(a[part], b[part], bits[part], self._half_tables(part), out[part])
+
+    def _half_tables(self, part: slice) -> Array:
+        tables = self._frame[: BLOCK * (part.stop - part.start)]
+        if self.channel.receive_into(Kind.TABLES, tables) != len(tables):
+            refuse(self.channel, f"{len(tables)} bytes of half gates", "fewer")
+        return tables
 
     def reveal(self, active: Array) -> Array:
         """Bits (n,) of these wires, from the colour bits that the garbler sends."""
@@ -244,6 +292,12 @@ class EvaluatorParty:
             for start in range(0, len(flat), _REVEALED):
                 self.channel.send(Kind.OUTPUT, flat[start : start + _REVEALED])
             self.channel.flush()
+
+
+def _half_frames(n: int) -> Iterator[slice]:
+    """The half gates whose tables make a frame."""
+    for start in range(0, n, _FRAME // BLOCK):
+        yield slice(start, min(start + _FRAME // BLOCK, n))
 
 
 def start_garbler(

@@ -11,7 +11,7 @@ only if no (session seed, delta) ever serves twice. Not for use with real secret
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -107,6 +107,27 @@ def evaluate_and(h: Hash, a: int, b: int, t_g: int, t_e: int, t: int, t2: int) -
     return w_g ^ w_e
 
 
+def garble_own(h: Hash, a0: int, bit: int, delta: int, t: int) -> tuple[int, int]:
+    """The generator's half gate, for a bit that the garbler knows: the zero label of a and bit, and the table."""
+    table = h(a0, t) ^ h(a0 ^ delta, t) ^ bit * delta
+    return h(a0, t) ^ (a0 & 1) * table, table
+
+
+def evaluate_peer(h: Hash, a: int, table: int, t: int) -> int:
+    """The active label of what ``garble_own`` garbled."""
+    return h(a, t) ^ (a & 1) * table
+
+
+def garble_peer(h: Hash, a0: int, b0: int, delta: int, t: int) -> tuple[int, int]:
+    """The evaluator's half gate, for a bit b that the evaluator knows: the zero label of a and b, and the table."""
+    return h(b0, t), h(b0, t) ^ h(b0 ^ delta, t) ^ a0
+
+
+def evaluate_own(h: Hash, a: int, b: int, bit: int, table: int, t: int) -> int:
+    """The active label of what ``garble_peer`` garbled; ``bit`` is the value of the active label b."""
+    return h(b, t) ^ bit * (table ^ a)
+
+
 class _Session:
     """The counter of AND gates, which goes on over all calls, and the hash that belongs to each."""
 
@@ -125,6 +146,13 @@ class _Session:
             self._hashes[epoch] = tmmo(permutation_key(self._session_seed, Domain.GATE, epoch))
         first, second = (int.from_bytes(tweak(Domain.GATE, 0, 2 * gate + half), "little") for half in (0, 1))
         return self._hashes[epoch], first, second
+
+    def _halves(self, n: int) -> Iterator[tuple[Hash, int]]:
+        """The hash function and the tweak of each of n half gates, two of which take the number of one gate."""
+        for i in range(n):
+            h, *tweaks = self._hash(self.gates + i // 2)
+            yield h, tweaks[i % 2]
+        self.gates += (n + 1) // 2
 
 
 class ReferenceGarbler(_Session):
@@ -180,6 +208,17 @@ class ReferenceGarbler(_Session):
         return results, bytes(tables)
 
 
+    def and_own(self, a: NDArray[np.uint8], bits: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], bytes]:
+        """Zero labels (n, 16) of a and our bits (n,), and the tables, 16 bytes each; a: zero labels (n, 16)."""
+        rows = zip(_integers(a), bits.tolist(), self._halves(len(a)), strict=True)
+        return _split([garble_own(h, a0, bit, self._delta, t) for a0, bit, (h, t) in rows])
+
+    def and_peer(self, a: NDArray[np.uint8], b: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], bytes]:
+        """The same for bits with zero labels b (n, 16), which the evaluator knows."""
+        rows = zip(_integers(a), _integers(b), self._halves(len(a)), strict=True)
+        return _split([garble_peer(h, a0, b0, self._delta, t) for a0, b0, (h, t) in rows])
+
+
 class ReferenceEvaluator(_Session):
     """Evaluates what a ``ReferenceGarbler`` with the same seed and order garbled, call by call.
 
@@ -233,6 +272,19 @@ class ReferenceEvaluator(_Session):
         self.gates += plan.and_gates * lanes
         return results
 
+    def and_peer(self, a: NDArray[np.uint8], tables: bytes) -> NDArray[np.uint8]:
+        """Active labels (n, 16) of a and the garbler's bits."""
+        rows = zip(_integers(a), _integers(_labels(tables)), self._halves(len(a)), strict=True)
+        return _labels(b"".join(_bytes(evaluate_peer(h, x, table, t)) for x, table, (h, t) in rows))
+
+    def and_own(
+        self, a: NDArray[np.uint8], b: NDArray[np.uint8], bits: NDArray[np.uint8], tables: bytes
+    ) -> NDArray[np.uint8]:
+        """Active labels (n, 16) of a and b, whose bits (n,) we know."""
+        halves = self._halves(len(a))
+        rows = zip(_integers(a), _integers(b), bits.tolist(), _integers(_labels(tables)), halves, strict=True)
+        return _labels(b"".join(_bytes(evaluate_own(h, x, y, bit, table, t)) for x, y, bit, table, (h, t) in rows))
+
 
 def _aes(key: bytes, block: bytes) -> bytes:
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(block)  # noqa: S305
@@ -254,6 +306,15 @@ def _integer(data: bytes, what: str) -> int:
 
 def _integers(labels: NDArray[np.uint8]) -> list[int]:
     return [int.from_bytes(label.tobytes(), "little") for label in labels]
+
+
+def _labels(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, dtype=np.uint8).reshape(-1, BLOCK)
+
+
+def _split(gates: list[tuple[int, int]]) -> tuple[NDArray[np.uint8], bytes]:
+    """Zero labels and tables."""
+    return _labels(b"".join(_bytes(c0) for c0, _ in gates)), b"".join(_bytes(table) for _, table in gates)
 
 
 def _lanes(labels: NDArray[np.uint8], netlist: Netlist) -> int:

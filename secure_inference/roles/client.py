@@ -14,6 +14,7 @@ from deepseal.secure_inference.compile.program import Program
 from deepseal.secure_inference.compile.simulate import decode_output, encode_input
 from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
+from deepseal.secure_inference.roles.layers import prepare
 from deepseal.secure_inference.roles.mixed import ClientSession
 from deepseal.secure_inference.transport import Channel, Counters, Tls, connect
 
@@ -55,9 +56,10 @@ class Client:
 
     def __init__(self, program: Program, channel: Channel, *, settings: Settings | None = None) -> None:
         base_ot.load()
+        ready = prepare(program)
         clock = time.perf_counter()
         self._program, self._channel = program, channel
-        self._session = ClientSession(channel, program, settings or Settings())
+        self._session = ClientSession(channel, ready, settings or Settings())
         self.setup_seconds = time.perf_counter() - clock
 
     @classmethod

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from deepseal import _native
 from deepseal.secure_inference.compile.gadgets import build, gadget
 from deepseal.secure_inference.compile.program import Circuit, Linear, Number, Program
+from deepseal.secure_inference.compile.weights import Weights, layer_weights
 from deepseal.secure_inference.netlist import Netlist, Record, Word, add
 from deepseal.secure_inference.protocol.parties import Program as Replayed
 
@@ -28,41 +29,34 @@ class LinearLayer:
         name: for messages and counters.
         source: wire, labelled.
         target: wire, shared.
+        connections: source and target of each multiplication.
+        weights: (connections,) index of each one's weight.
         channels: (outputs,) the bias of each output.
+        outputs: elements of the target.
         bits: l of the ring Z_2^l.
         source_bits: k of a source element; the highest is negative where ``signed``.
+        signed: as the source.
         ranges: source elements of each frame, as (first, last).
+        frames: bytes of each frame.
     """
 
     step: int
     name: str
     source: int
     target: int
-    starts: NDArray[np.uint64]
-    targets: NDArray[np.uint32]
-    weights: NDArray[np.uint32]
-    outputs: int
-    weight_count: int
+    connections: _native.Connections
+    weights: NDArray[np.int64]
     channels: NDArray[np.int64]
+    outputs: int
     bits: int
     source_bits: int
     signed: bool
     ranges: tuple[tuple[int, int], ...]
+    frames: tuple[int, ...]
 
     def start(self, session: _native.Session) -> _native.LinearOt:
         """The layer in one session; its tweaks are apart from every other layer's."""
-        return _native.LinearOt(
-            session,
-            self.starts,
-            self.targets,
-            self.weights,
-            self.outputs,
-            self.weight_count,
-            self.bits,
-            self.source_bits,
-            self.signed,
-            self.step,
-        )
+        return _native.LinearOt(session, self.connections, self.bits, self.source_bits, self.signed, self.step)
 
 
 @dataclass(frozen=True)
@@ -73,25 +67,74 @@ class Read:
     index: NDArray[np.int64]
     shared: bool
     padding: tuple[int, ...]
+    whole: bool  # lane j reads element j
 
 
 @dataclass(frozen=True)
 class CircuitLayer:
-    """A circuit step: the gadget behind an adder for each operand that is secret-shared."""
+    """A circuit step: the gadget behind an adder for each operand that is secret-shared.
+
+    Attributes:
+        name: for messages and counters.
+        target: wire, labelled.
+        reads: the operands.
+        program: the netlist.
+        lanes: of one sample.
+        target_bits: of each element of the target.
+    """
 
     name: str
     target: int
     reads: tuple[Read, ...]
     program: Replayed
+    lanes: int
     target_bits: int
 
 
-def prepare(program: Program) -> tuple[LinearLayer | CircuitLayer, ...]:
-    """The steps, in order."""
-    return tuple(
+@dataclass(frozen=True)
+class Prepared:
+    """A program made ready once, for all sessions of a party.
+
+    Attributes:
+        program: what it was.
+        digest: of the program.
+        layers: its steps, in order.
+        weights: by step, at the server: (connections,) a weight each.
+        biases: by step, at the server: (outputs,).
+    """
+
+    program: Program
+    digest: str
+    layers: tuple[LinearLayer | CircuitLayer, ...]
+    weights: Mapping[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+    biases: Mapping[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+
+
+def prepare(program: Program) -> Prepared:
+    """For the client."""
+    layers = tuple(
         _linear(program, number, step) if isinstance(step, Linear) else _circuit(program, step)
         for number, step in enumerate(program.steps)
     )
+    return Prepared(program, program.digest(), layers)
+
+
+def prepare_server(program: Program, weights: Weights | None) -> Prepared:
+    """For the server.
+
+    Raises:
+        InputError: weights of another program, or none where there are secret ones.
+    """
+    if weights is not None:
+        weights.check(program)
+    ready = prepare(program)
+    flat, biases = {}, {}
+    for layer in ready.layers:
+        if isinstance(layer, LinearLayer):
+            found = layer_weights(program, weights, layer.step)
+            flat[layer.step] = found.weight.reshape(-1).astype(np.int64)[layer.weights]
+            biases[layer.step] = found.bias.astype(np.int64)[layer.channels]
+    return replace(ready, weights=flat, biases=biases)
 
 
 def _linear(program: Program, number: int, step: Linear) -> LinearLayer:
@@ -102,21 +145,21 @@ def _linear(program: Program, number: int, step: Linear) -> LinearLayer:
     sizes = sum(-(-degrees * (ring - bit) // 8) for bit in range(width))
     frame = np.cumsum(sizes) // _MESSAGE
     edges = [0, *(np.flatnonzero(np.diff(frame)) + 1).tolist(), source.size]
+    ranges = tuple(zip(edges[:-1], edges[1:], strict=True))
     return LinearLayer(
         number,
         step.name or step.op,
         step.source,
         step.target,
-        met.starts.astype(np.uint64),
-        met.outputs.astype(np.uint32),
-        met.weights.astype(np.uint32),
-        target.size,
-        int(np.prod(step.weight_shape)),
+        _native.Connections(met.starts.astype(np.uint64), met.outputs.astype(np.uint32), target.size),
+        met.weights,
         step.channel_of(target.shape),
+        target.size,
         ring,
         width,
         source.number.signed,
-        tuple(zip(edges[:-1], edges[1:], strict=True)),
+        ranges,
+        tuple(int(sizes[first:last].sum()) for first, last in ranges),
     )
 
 
@@ -127,10 +170,17 @@ def _circuit(program: Program, step: Circuit) -> CircuitLayer:
         low = gadget(step.gadget).padding_value(number)
         bits = tuple(low >> bit & 1 for bit in range(number.bits))
         shared = program.wires[operand.source].kind == "accumulator"
-        reads.append(Read(operand.source, operand.index(program), shared, bits))
+        index = operand.index(program)
+        whole = np.array_equal(index, np.arange(program.wires[operand.source].size))
+        reads.append(Read(operand.source, index, shared, bits, whole))
     netlist = _netlist(step, numbers, tuple(read.shared for read in reads))
     return CircuitLayer(
-        step.name or step.gadget, step.target, tuple(reads), Replayed(netlist), program.wires[step.target].number.bits
+        step.name or step.gadget,
+        step.target,
+        tuple(reads),
+        Replayed(netlist),
+        program.wires[step.target].size,
+        program.wires[step.target].number.bits,
     )
 
 
@@ -144,21 +194,16 @@ def _netlist(step: Circuit, numbers: tuple[Number, ...], shared: tuple[bool, ...
 
 
 def gather(labels: Array, read: Read, batch: int, constant: Callable[[tuple[int, ...]], Array]) -> Array:
-    """Labels of an operand, (bits, batch x lanes, 16), from a wire's (bits, batch, elements, 16).
+    """Labels of an operand, (rows, batch x lanes, 16), from a wire's (rows, batch, elements, 16).
 
-    ``constant`` gives the labels of public bits, (bits, 16), for the padding.
+    ``constant`` gives the labels of public bits, (n, 16), for the padding; of two shares, the first one is padded.
     """
-    bits, _, _, size = labels.shape
+    rows, _, elements, size = labels.shape
+    if read.whole:
+        return labels.reshape(rows, batch * elements, size)
     taken = labels[:, :, np.maximum(read.index, 0)]
     padded = read.index < 0
     if padded.any():
-        taken[:, :, padded] = constant(read.padding)[:, None, None]
-    result: Array = taken.reshape(bits, batch * len(read.index), size)
-    return result
-
-
-def word_bits(values: Words, bits: int) -> Array:
-    """Bits of integers, (bits, …), least significant first."""
-    places = np.arange(bits, dtype=np.uint64).reshape(-1, *(1,) * values.ndim)
-    found: Array = ((values[None] >> places) & np.uint64(1)).astype(np.uint8)
-    return found
+        bits = read.padding + (0,) * (rows - len(read.padding))
+        taken[:, :, padded] = constant(bits)[:, None, None]
+    return taken.reshape(rows, batch * len(read.index), size)

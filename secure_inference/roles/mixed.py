@@ -4,7 +4,7 @@ The server owns the weights and garbles; the client owns the input and evaluates
 into additive shares modulo 2^l (Gilboa 1999); the labels of a circuit's outputs are the keys of the next OTs, so hidden
 layers need no new ones. Back in the circuit, the server's share costs nothing and the client's enters by correlated OT
 with the circuit's own offset. DeepSecure (Rouhani, Riazi, Koushanfar, 2018) garbles everything; the integers are the
-same.
+same. A question may be prepared before its input is known: see ``ahead``.
 
 Semi-honest. A malicious client can flip the bits with which it re-enters a circuit, shift pre-activations and so learn
 weights (ePrint 2021/1040): serve this mode to clients that you trust to follow the protocol.
@@ -12,28 +12,28 @@ weights (ePrint 2021/1040): serve this mode to clients that you trust to follow 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections import deque
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepseal import _native
 from deepseal.errors import InputError
-from deepseal.secure_inference.compile.program import Program
-from deepseal.secure_inference.compile.weights import Weights, layer_weights
 from deepseal.secure_inference.protocol.extension import BLOCK, Array, refuse
-from deepseal.secure_inference.protocol.parties import (
-    EvaluatorParty,
-    Settings,
-    start_evaluator,
-    start_garbler,
-)
-from deepseal.secure_inference.roles.layers import CircuitLayer, LinearLayer, Read, Words, gather, prepare, word_bits
+from deepseal.secure_inference.protocol.parties import GarblerParty, Settings, start_evaluator, start_garbler
+from deepseal.secure_inference.roles.ahead import ClientBundle, Live, ServerBundle
+from deepseal.secure_inference.roles.layers import CircuitLayer, LinearLayer, Prepared, Words
+from deepseal.secure_inference.roles.walk import walk
 from deepseal.secure_inference.transport import Channel, Kind
 
-PROTOCOL = "mixed-1"
-_COUNT = 4  # bytes of the number of samples
+PROTOCOL = "mixed-2"
 MOST_SAMPLES = 4096
+MOST_AHEAD = 4096  # samples that are prepared at a time
+_REQUEST = struct.Struct("<BI")  # what is asked, and for how many samples
+_END, _ASK, _PREPARE, _USE = range(4)
 
 
 class ServerSession:
@@ -41,96 +41,124 @@ class ServerSession:
 
     Args:
         channel: a fresh channel.
-        program: what is served.
-        weights: its secret half.
+        ready: what is served, from ``prepare_server``.
         settings: the engine's.
 
     Raises:
-        InputError: weights of another program.
         ProtocolError: the client runs another program, or breaks the protocol.
         TransportError: it hangs up or stalls.
     """
 
-    def __init__(self, channel: Channel, program: Program, weights: Weights | None, settings: Settings) -> None:
-        if weights is not None:
-            weights.check(program)
-        self._program, self._channel = program, channel
-        self._layers = prepare(program)
-        self._party = start_garbler(
-            channel, program=program.digest(), parameters={"protocol": PROTOCOL}, settings=settings
-        )
-        self._linear = {
-            i: layer.start(self._party.keys) for i, layer in enumerate(self._layers) if isinstance(layer, LinearLayer)
-        }
-        self._weights = {i: layer_weights(program, weights, i) for i in self._linear}
-        self._message = np.empty(_largest(self._layers, self._linear), dtype=np.uint8)
+    def __init__(self, channel: Channel, ready: Prepared, settings: Settings) -> None:
+        self._ready, self._channel = ready, channel
+        self._party = start_garbler(channel, program=ready.digest, parameters={"protocol": PROTOCOL}, settings=settings)
+        self._linear = _linear_layers(ready, self._party.keys)
+        self._message = np.empty(_largest(ready), dtype=np.uint8)
+        self._bundles: deque[ServerBundle] = deque()
 
     def answer(self) -> bool:
-        """Answer one question; False when the client is done."""
-        asked = self._channel.receive(Kind.INPUT, at_most=_COUNT)
-        batch = int.from_bytes(asked, "little")
-        if batch == 0:
+        """Serve one request, a question or its preparation; False when the client is done.
+
+        Raises:
+            ProtocolError: a request that is not allowed.
+        """
+        asked = self._channel.receive(Kind.INPUT, at_most=_REQUEST.size)
+        if len(asked) != _REQUEST.size:
+            refuse(self._channel, f"a request of {_REQUEST.size} bytes", f"{len(asked)}")
+        what, samples = _REQUEST.unpack(asked)
+        if what == _END:
             return False
-        if len(asked) != _COUNT or batch > MOST_SAMPLES:
-            refuse(self._channel, f"1 to {MOST_SAMPLES} samples", f"{batch}")
-        wire = self._program.wires[self._program.input]
-        bits = wire.number.bits
-        labels = {self._program.input: self._party.peer_labels(bits * batch * wire.size)}
-        labels[self._program.input] = labels[self._program.input].reshape(bits, batch, wire.size, BLOCK)
-        shares: dict[int, Words] = {}
-        for number, layer in enumerate(self._layers):
-            with self._channel.phase(f"{number} {layer.name}"):
-                if isinstance(layer, LinearLayer):
-                    shares[layer.target] = self._linear_layer(number, layer, labels[layer.source], batch)
-                    continue
-                operands = [self._operand(read, labels, shares, batch) for read in layer.reads]
-                out = self._party.garble(layer.program, np.concatenate([part for o in operands for part in o]))
-                labels[layer.target] = out.reshape(layer.target_bits, batch, -1, BLOCK)
-        self._tell(labels, shares)
+        if what not in (_ASK, _PREPARE, _USE) or not 1 <= samples <= MOST_SAMPLES:
+            refuse(self._channel, f"a question of 1 to {MOST_SAMPLES} samples", f"{samples}")
+        waiting = sum(bundle.samples for bundle in self._bundles)
+        if what == _USE:
+            if not self._bundles or self._bundles[0].samples != samples:
+                refuse(self._channel, "a question that was prepared", f"one of {samples} samples that was not")
+            self._use(self._bundles.popleft())
+        elif what == _PREPARE:
+            if waiting + samples > MOST_AHEAD:
+                refuse(self._channel, f"at most {MOST_AHEAD} samples ahead", f"{waiting + samples}")
+            self._prepare(samples)
+        elif waiting:
+            refuse(self._channel, "first the questions that were prepared", "another")
+        else:
+            self._tell(*self._walk(samples, self._party))
         return True
 
-    def _linear_layer(self, number: int, layer: LinearLayer, zero: Array, batch: int) -> Words:
-        ot, weights = self._linear[number], self._weights[number]
+    def erase(self) -> None:
+        """Overwrite what was prepared and not asked."""
+        for bundle in self._bundles:
+            bundle.erase()
+        self._bundles.clear()
+
+    def _prepare(self, samples: int) -> None:
+        bundle = ServerBundle(samples)
+        self._bundles.append(bundle)
+        with self._channel.phase("ahead"):
+            bundle.zero, bundle.share = self._walk(samples, _Ahead(self._party, bundle))
+            self._channel.flush()
+
+    def _use(self, bundle: ServerBundle) -> None:
+        with self._channel.phase("online"):
+            bundle.answer(self._party)
+            self._tell(bundle.zero, bundle.share)
+
+    def _walk(self, samples: int, clients: _ClientLabels) -> tuple[Array | None, Words | None]:
+        wire = self._ready.program.wires[self._ready.program.input]
+        side = _ServerSide(self, clients)
+        return walk(self._ready, clients.peer_labels(wire.number.bits * samples * wire.size), samples, side)
+
+    def _tell(self, zero: Array | None, share: Words | None) -> None:
+        """What the client may read, last: colours of the answer's wires, or our share of the logits."""
+        if zero is not None:
+            self._party.reveal(zero)
+        elif share is not None:
+            self._channel.send(Kind.OUTPUT, share.astype("<u8"))
+            self._channel.flush()
+
+
+class _ClientLabels(Protocol):
+    def peer_labels(self, n: int, *, out: Array | None = None) -> Array:
+        """Zero labels (n, 16) of the client's bits."""
+        ...
+
+
+class _Ahead:
+    def __init__(self, party: GarblerParty, bundle: ServerBundle) -> None:
+        self._party, self._bundle = party, bundle
+
+    def peer_labels(self, n: int, *, out: Array | None = None) -> Array:
+        return self._bundle.labels(self._party, n, out)
+
+
+class _ServerSide:
+    def __init__(self, session: ServerSession, clients: _ClientLabels) -> None:
+        self._clients, self._party = clients, session._party
+        self._ready, self._linear, self._message = session._ready, session._linear, session._message
+        self.constants = self._party.constants
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self._party.channel.phase(name)
+
+    def linear(self, layer: LinearLayer, labels: Array, batch: int) -> Words:
+        ot, weights = self._linear[layer.step], self._ready.weights[layer.step]
         shares = np.zeros((batch, layer.outputs), dtype=np.uint64)
-        permute = zero[..., 0] & np.uint8(1)
-        coloured = self._party.offset(zero, permute)  # labels of colour 0
-        flat = np.ascontiguousarray(weights.weight.reshape(-1), dtype=np.int64)
         for sample in range(batch):
-            rows = np.ascontiguousarray(coloured[:, sample].swapaxes(0, 1))
-            signs = np.ascontiguousarray(permute[:, sample].swapaxes(0, 1))
             for first, last in layer.ranges:
-                size = self._party.linear(
-                    ot, flat, first, last, rows[first:last], signs[first:last], shares[sample], self._message
-                )
-                self._channel.send(Kind.LINEAR, self._message[:size])
-        shares += weights.bias.astype(np.int64)[layer.channels].view(np.uint64)
+                size = self._party.linear(ot, weights, first, last, labels, sample, shares[sample], self._message)
+                self._party.channel.send(Kind.LINEAR, self._message[:size])
+        shares += self._ready.biases[layer.step].view(np.uint64)
         return shares & _mask(layer.bits)
 
-    def _operand(self, read: Read, labels: dict[int, Array], shares: dict[int, Words], batch: int) -> tuple[Array, ...]:
-        if not read.shared:
-            return (gather(labels[read.wire], read, batch, self._party.constants),)
-        parts = self._reentered(read.wire, labels, shares, batch)
-        return tuple(gather(part, read, batch, self._party.constants) for part in parts)
+    def reenter(self, share: Words, bits: int) -> Array:
+        n = bits * share.size
+        labels = np.empty((2 * n, BLOCK), dtype=np.uint8)
+        labels[:n] = self._party.own_labels(_native.word_bits(share, bits).reshape(-1))
+        self._clients.peer_labels(n, out=labels[n:])
+        return labels.reshape(2 * bits, share.size, BLOCK)
 
-    def _reentered(
-        self, wire: int, labels: dict[int, Array], shares: dict[int, Words], batch: int
-    ) -> tuple[Array, Array]:
-        """Labels of both shares of an accumulator: made once, however many operands read it."""
-        if wire not in labels:
-            bits = self._program.wires[wire].number.bits
-            own = self._party.own_labels(word_bits(shares[wire], bits).reshape(-1))
-            peer = self._party.peer_labels(bits * shares[wire].size)
-            labels[wire] = np.stack([own, peer]).reshape(2, bits, batch, -1, BLOCK)
-        return labels[wire][0], labels[wire][1]
-
-    def _tell(self, labels: dict[int, Array], shares: dict[int, Words]) -> None:
-        """What the client may read, last: colours of the answer's wires, or our share of the logits."""
-        output = self._program.output
-        if output in shares:
-            self._channel.send(Kind.OUTPUT, shares[output].astype("<u8"))
-            self._channel.flush()
-        else:
-            self._party.reveal(labels[output])
+    def circuit(self, layer: CircuitLayer, inputs: Array) -> Array:
+        return self._party.garble(layer.program, inputs)
 
 
 class ClientSession:
@@ -138,28 +166,44 @@ class ClientSession:
 
     Args:
         channel: a fresh channel.
-        program: the public program, the same as the server's.
+        ready: the public program, the same as the server's, from ``prepare``.
         settings: the engine's.
     """
 
-    def __init__(self, channel: Channel, program: Program, settings: Settings) -> None:
-        self._program, self._channel = program, channel
-        self._layers = prepare(program)
-        self._party: EvaluatorParty = start_evaluator(
-            channel, program=program.digest(), parameters={"protocol": PROTOCOL}, settings=settings
+    def __init__(self, channel: Channel, ready: Prepared, settings: Settings) -> None:
+        self._ready, self._channel = ready, channel
+        self._party = start_evaluator(
+            channel, program=ready.digest, parameters={"protocol": PROTOCOL}, settings=settings
         )
-        self._linear = {
-            i: layer.start(self._party.keys) for i, layer in enumerate(self._layers) if isinstance(layer, LinearLayer)
-        }
-        self._message = np.empty(_largest(self._layers, self._linear), dtype=np.uint8)
+        self._linear = _linear_layers(ready, self._party.keys)
+        self._live = Live(channel, self._party, np.empty(_largest(ready), dtype=np.uint8))
+        self._bundles: deque[ClientBundle] = deque()
+
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """Samples of each question that is prepared, in order."""
+        return tuple(bundle.samples for bundle in self._bundles)
+
+    def prepare(self, samples: int) -> None:
+        """Take ahead whatever does not depend on the input of the next question but those that are prepared already.
+
+        Raises:
+            InputError: too many samples.
+        """
+        if samples < 1 or sum(self.ahead) + samples > MOST_AHEAD:
+            expected = f"1 to {MOST_AHEAD} samples ahead"
+            raise InputError(expected, found=str(sum(self.ahead) + samples), do="ask some questions first")
+        with self._channel.phase("ahead"):
+            self._channel.send(Kind.INPUT, _REQUEST.pack(_PREPARE, samples))
+            self._bundles.append(ClientBundle.collect(self._ready, self._party, self._live, samples))
 
     def ask(self, x: NDArray[np.int64]) -> NDArray[np.int64]:
         """The output wire's integers, (N, …), for (N, …) integers of the input wire (``encode_input``).
 
         Raises:
-            InputError: another shape or range.
+            InputError: another shape or range, or a number of samples other than that of the next prepared question.
         """
-        wire = self._program.wires[self._program.input]
+        wire = self._ready.program.wires[self._ready.program.input]
         batch = len(x)
         if x.shape[1:] != wire.shape or not 1 <= batch <= MOST_SAMPLES:
             expected = f"1 to {MOST_SAMPLES} samples of shape {wire.shape}"
@@ -167,81 +211,93 @@ class ClientSession:
         if int(x.min()) < wire.number.low or int(x.max()) > wire.number.high:
             found = f"{x.min()} to {x.max()}"
             raise InputError(f"integers {wire.number.low} to {wire.number.high}", found=found, do="use encode_input")
-        self._channel.send(Kind.INPUT, batch.to_bytes(_COUNT, "little"))
-        bits = word_bits(x.reshape(batch, -1).astype(np.int64).view(np.uint64), wire.number.bits)
-        own = self._party.own_labels(bits.reshape(-1))
-        labels = {self._program.input: own.reshape(wire.number.bits, batch, wire.size, BLOCK)}
-        shares: dict[int, Words] = {}
-        for number, layer in enumerate(self._layers):
-            with self._channel.phase(f"{number} {layer.name}"):
-                if isinstance(layer, LinearLayer):
-                    shares[layer.target] = self._linear_layer(number, layer, labels[layer.source], batch)
-                    continue
-                operands = [self._operand(read, labels, shares, batch) for read in layer.reads]
-                out = self._party.evaluate(layer.program, np.concatenate([part for o in operands for part in o]))
-                labels[layer.target] = out.reshape(layer.target_bits, batch, -1, BLOCK)
-        return self._read(labels, shares, batch)
+        if self._bundles and self._bundles[0].samples != batch:
+            found = f"{batch} samples"
+            expected = f"the question that was prepared, of {self._bundles[0].samples} samples"
+            raise InputError(expected, found=found, do="ask as many samples at once as you prepared")
+        words = np.ascontiguousarray(x.reshape(batch, -1), dtype=np.int64).view(np.uint64)
+        bits = _native.word_bits(words, wire.number.bits).reshape(-1)
+        if not self._bundles:
+            self._channel.send(Kind.INPUT, _REQUEST.pack(_ASK, batch))
+            return self._answer(bits, batch, self._live)
+        bundle = self._bundles.popleft()
+        try:
+            with self._channel.phase("online"):
+                self._channel.send(Kind.INPUT, _REQUEST.pack(_USE, batch))
+                return self._answer(bits, batch, bundle)
+        finally:
+            bundle.erase()
 
     def close(self) -> None:
         """Tell the server that no more questions come."""
-        self._channel.send(Kind.INPUT, bytes(_COUNT))
+        self.erase()
+        self._channel.send(Kind.INPUT, _REQUEST.pack(_END, 0))
         self._channel.flush()
 
-    def _linear_layer(self, number: int, layer: LinearLayer, active: Array, batch: int) -> Words:
-        ot = self._linear[number]
-        shares = np.zeros((batch, layer.outputs), dtype=np.uint64)
-        colours = active[..., 0] & np.uint8(1)
-        for sample in range(batch):
-            rows = np.ascontiguousarray(active[:, sample].swapaxes(0, 1))
-            choices = np.ascontiguousarray(colours[:, sample].swapaxes(0, 1))
-            for first, last in layer.ranges:
-                message = self._message[: ot.message_bytes(first, last)]
-                if self._channel.receive_into(Kind.LINEAR, message) != len(message):
-                    refuse(self._channel, f"{len(message)} bytes of a linear layer", "fewer")
-                ot.receive(first, last, rows[first:last], choices[first:last], message, shares[sample])
-        return shares & _mask(layer.bits)
+    def erase(self) -> None:
+        """Overwrite what was prepared and not asked."""
+        for bundle in self._bundles:
+            bundle.erase()
+        self._bundles.clear()
 
-    def _operand(self, read: Read, labels: dict[int, Array], shares: dict[int, Words], batch: int) -> tuple[Array, ...]:
-        if not read.shared:
-            return (gather(labels[read.wire], read, batch, self._party.constants),)
-        if read.wire not in labels:
-            bits = self._program.wires[read.wire].number.bits
-            theirs = self._party.peer_labels(bits * shares[read.wire].size)
-            ours = self._party.own_labels(word_bits(shares[read.wire], bits).reshape(-1))
-            labels[read.wire] = np.stack([theirs, ours]).reshape(2, bits, batch, -1, BLOCK)
-        return tuple(gather(part, read, batch, self._party.constants) for part in labels[read.wire])
-
-    def _read(self, labels: dict[int, Array], shares: dict[int, Words], batch: int) -> NDArray[np.int64]:
-        wire = self._program.wires[self._program.output]
-        shape = (batch, *wire.shape)
-        if self._program.output in shares:
-            own = shares[self._program.output]
-            theirs = np.empty(own.shape, dtype="<u8")
+    def _answer(self, bits: Array, batch: int, incoming: Live | ClientBundle) -> NDArray[np.int64]:
+        source = np.empty((len(bits), BLOCK), dtype=np.uint8)
+        incoming.ours(bits, source)
+        labels, share = walk(self._ready, source, batch, _ClientSide(self, incoming))
+        program = self._ready.program
+        wire = program.wires[program.output]
+        if share is not None:
+            theirs = np.empty(share.shape, dtype="<u8")
             if self._channel.receive_into(Kind.OUTPUT, theirs) != theirs.nbytes:
                 refuse(self._channel, "a share of each output", "fewer")
-            values = (own + theirs) & _mask(wire.number.bits)
-            signed = True
+            values, signed = (share + theirs) & _mask(wire.number.bits), True
         else:
-            bits = self._party.reveal(labels[self._program.output]).reshape(wire.number.bits, batch, -1)
+            assert labels is not None
+            found = self._party.reveal(labels).reshape(wire.number.bits, batch, -1)
             places = np.arange(wire.number.bits, dtype=np.uint64).reshape(-1, 1, 1)
-            values = (bits.astype(np.uint64) << places).sum(axis=0, dtype=np.uint64)
-            signed = wire.number.signed
+            values, signed = (found.astype(np.uint64) << places).sum(axis=0, dtype=np.uint64), wire.number.signed
         integers = values.astype(np.int64)
         if signed and wire.number.bits < 64:
             half = np.int64(1) << np.int64(wire.number.bits - 1)
             integers = (integers ^ half) - half
-        return integers.reshape(shape)
+        return integers.reshape(batch, *wire.shape)
 
 
-def _largest(layers: Sequence[LinearLayer | CircuitLayer], running: Mapping[int, _native.LinearOt]) -> int:
+class _ClientSide:
+    def __init__(self, session: ClientSession, incoming: Live | ClientBundle) -> None:
+        self._incoming, self._party, self._linear = incoming, session._party, session._linear
+        self.constants = self._party.constants
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self._party.channel.phase(name)
+
+    def linear(self, layer: LinearLayer, labels: Array, batch: int) -> Words:
+        ot = self._linear[layer.step]
+        shares = np.zeros((batch, layer.outputs), dtype=np.uint64)
+        messages = self._incoming.messages(layer, batch)
+        for sample in range(batch):
+            for first, last in layer.ranges:
+                ot.receive(first, last, labels, sample, next(messages), shares[sample])
+        return shares & _mask(layer.bits)
+
+    def reenter(self, share: Words, bits: int) -> Array:
+        n = bits * share.size
+        labels = np.empty((2 * n, BLOCK), dtype=np.uint8)
+        labels[:n] = self._incoming.theirs(n)
+        self._incoming.ours(_native.word_bits(share, bits).reshape(-1), labels[n:])
+        return labels.reshape(2 * bits, share.size, BLOCK)
+
+    def circuit(self, layer: CircuitLayer, inputs: Array) -> Array:
+        return self._party.evaluate(layer.program, inputs, tables=self._incoming.tables(layer, inputs.shape[1]))
+
+
+def _linear_layers(ready: Prepared, keys: _native.Session) -> dict[int, _native.LinearOt]:
+    return {layer.step: layer.start(keys) for layer in ready.layers if isinstance(layer, LinearLayer)}
+
+
+def _largest(ready: Prepared) -> int:
     """Bytes of the largest frame of a linear layer."""
-    sizes = [
-        running[i].message_bytes(*span)
-        for i, layer in enumerate(layers)
-        if isinstance(layer, LinearLayer)
-        for span in layer.ranges
-    ]
-    return max(sizes, default=0)
+    return max((max(layer.frames) for layer in ready.layers if isinstance(layer, LinearLayer)), default=0)
 
 
 def _mask(bits: int) -> np.uint64:

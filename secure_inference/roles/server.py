@@ -12,6 +12,7 @@ from deepseal.secure_inference.compile.program import Program
 from deepseal.secure_inference.compile.weights import Weights
 from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
+from deepseal.secure_inference.roles.layers import prepare_server
 from deepseal.secure_inference.roles.mixed import ServerSession
 from deepseal.secure_inference.transport import Channel, Tls, listen
 
@@ -63,8 +64,7 @@ class Server:
     report: Callable[[Served], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.weights is not None:
-            self.weights.check(self.program)
+        self._ready = prepare_server(self.program, self.weights)
         if self.most_clients < 1 or self.most_questions < 1:
             raise InputError("at least one client and question", found="none", do="allow one")
         base_ot.load()
@@ -122,7 +122,7 @@ class Server:
         clock, questions, error = time.perf_counter(), 0, None
         try:
             with channel:
-                session = ServerSession(channel, self.program, self.weights, self.settings)
+                session = ServerSession(channel, self._ready, self.settings)
                 while session.answer():
                     questions += 1
                     if questions == self.most_questions:

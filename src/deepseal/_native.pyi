@@ -51,6 +51,12 @@ class Garbler:
     def gates(self) -> int: ...
     def own_labels(self, seed: bytes, bits: NDArray[np.uint8]) -> NDArray[np.uint8]: ...
     def offset(self, labels: Memory, bits: NDArray[np.uint8]) -> NDArray[np.uint8]: ...
+    def and_own(
+        self, a: Memory, bits: NDArray[np.uint8], tables: NDArray[np.uint8], out: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]: ...
+    def and_peer(
+        self, a: Memory, b: Memory, tables: NDArray[np.uint8], out: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]: ...
     def decode(self, zero: Memory, active: Memory) -> NDArray[np.uint8] | None: ...
     def garbling(
         self, plan: Plan, lanes: int, zero: Memory, chunk: int = 0, out: NDArray[np.uint8] | None = None
@@ -66,6 +72,10 @@ class Evaluator:
     def __init__(self, session: Session) -> None: ...
     @property
     def gates(self) -> int: ...
+    def and_peer(self, a: Memory, tables: Memory, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]: ...
+    def and_own(
+        self, a: Memory, b: Memory, bits: NDArray[np.uint8], tables: Memory, out: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]: ...
     def evaluation(
         self, plan: Plan, lanes: int, active: Memory, chunk: int = 0, out: NDArray[np.uint8] | None = None
     ) -> Evaluation: ...
@@ -118,19 +128,12 @@ class RingOt:
     def send(self, keys: Memory, values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]: ...
     def receive(self, keys: Memory, choices: NDArray[np.uint8], message: NDArray[np.uint8]) -> NDArray[np.uint64]: ...
 
+class Connections:
+    def __init__(self, starts: NDArray[np.uint64], targets: NDArray[np.uint32], outputs: int) -> None: ...
+
 class LinearOt:
     def __init__(
-        self,
-        session: Session,
-        starts: NDArray[np.uint64],
-        targets: NDArray[np.uint32],
-        weights: NDArray[np.uint32],
-        outputs: int,
-        weight_count: int,
-        bits: int,
-        source_bits: int,
-        signed: bool,
-        use: int,
+        self, session: Session, connections: Connections, bits: int, source_bits: int, signed: bool, use: int
     ) -> None: ...
     def message_bytes(self, first: int, last: int) -> int: ...
     def send(
@@ -139,8 +142,8 @@ class LinearOt:
         weights: NDArray[np.int64],
         first: int,
         last: int,
-        zero: Memory,
-        permute: NDArray[np.uint8],
+        labels: Memory,
+        sample: int,
         share: NDArray[np.uint64],
         message: NDArray[np.uint8],
     ) -> int: ...
@@ -148,8 +151,9 @@ class LinearOt:
         self,
         first: int,
         last: int,
-        active: Memory,
-        choices: NDArray[np.uint8],
+        labels: Memory,
+        sample: int,
         message: NDArray[np.uint8],
         share: NDArray[np.uint64],
     ) -> None: ...
+def word_bits(words: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]: ...

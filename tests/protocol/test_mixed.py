@@ -1,5 +1,8 @@
 """Private inference, mixed mode: two parties give bit for bit what the simulator gives."""
 
+import contextlib
+import socket
+import struct
 import threading
 
 import numpy as np
@@ -9,12 +12,14 @@ from torch import nn
 
 from deepseal.adapter import Classifier, InputSpec, Split
 from deepseal.errors import InputError, ProtocolError
-from deepseal.secure_inference.compile import compile_model
+from deepseal.secure_inference.compile import Weights, compile_model
+from deepseal.secure_inference.compile.arrays import LinearWeights
 from deepseal.secure_inference.compile.simulate import simulate
 from deepseal.secure_inference.protocol.extension import TransferSettings
 from deepseal.secure_inference.protocol.parties import Settings
+from deepseal.secure_inference.roles.layers import prepare, prepare_server
 from deepseal.secure_inference.roles.mixed import ClientSession, ServerSession
-from deepseal.secure_inference.transport import memory_pair
+from deepseal.secure_inference.transport import Channel, Kind, memory_pair
 
 SHAPE = (1, 8, 8)
 
@@ -34,16 +39,20 @@ def compiled(module, seed=0, **options):
     return compile_model(model, Split(x, torch.zeros(64, dtype=torch.int64)), **options)
 
 
-def asked(program, weights, batches, settings=None, client_program=None):
-    """The answers to each batch of one session; both sides' counters."""
+def asked(program, weights, batches, settings=None, client_program=None, ahead=(), relay=None):
+    """The answers to each batch of one session; both sides' counters.
+
+    ``ahead``: samples of the questions that are prepared before the first one. ``relay``: see ``recorded``.
+    """
     settings = settings or Settings()
-    left, right = memory_pair(timeout=20)
+    left, right = relay or memory_pair(timeout=20)
     trouble, counters = [], {}
+    ready = prepare_server(program, weights)
 
     def serve():
         try:
             with left:
-                session = ServerSession(left, program, weights, settings)
+                session = ServerSession(left, ready, settings)
                 while session.answer():
                     pass
                 counters["server"] = left.counters
@@ -54,7 +63,9 @@ def asked(program, weights, batches, settings=None, client_program=None):
     thread.start()
     try:
         with right:
-            client = ClientSession(right, client_program or program, settings)
+            client = ClientSession(right, prepare(client_program or program), settings)
+            for samples in ahead:
+                client.prepare(samples)
             answers = [client.ask(x) for x in batches]
             client.close()
             counters["client"] = right.counters
@@ -99,19 +110,21 @@ NETWORKS = {
 }
 
 
+@pytest.mark.parametrize("ahead", [(), (1, 3), (1,)], ids=["live", "ahead", "one ahead"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_equal_to_the_simulator(name):
+def test_equal_to_the_simulator(name, ahead):
     program, weights = compiled(NETWORKS[name]())
     batches = [drawn(program, 1, 1), drawn(program, 3, 2)]
-    answers, _ = asked(program, weights, batches)
+    answers, _ = asked(program, weights, batches, ahead=ahead)
     for x, answer in zip(batches, answers, strict=True):
         assert np.array_equal(answer, simulate(program, weights, x)), name
 
 
-def test_logits_where_the_program_permits_them():
+@pytest.mark.parametrize("ahead", [(), (2,)])
+def test_logits_where_the_program_permits_them(ahead):
     program, weights = compiled(NETWORKS["dense"](), permits="logits")
     x = drawn(program, 2)
-    (answer,), _ = asked(program, weights, [x])
+    (answer,), _ = asked(program, weights, [x], ahead=ahead)
     assert np.array_equal(answer, simulate(program, weights, x))
 
 
@@ -123,13 +136,23 @@ def test_other_transfers(transfer):
     assert np.array_equal(answer, simulate(program, weights, x))
 
 
-def test_lengths_depend_on_the_public_program_alone():
+def negated(program, weights):
+    """Other weights of the same public program."""
+    formats = {i: program.steps[i].weight for i in weights.layers}
+    layers = {
+        i: LinearWeights(np.clip(-w.weight, formats[i].low, formats[i].high), -w.bias)
+        for i, w in weights.layers.items()
+    }
+    return Weights(weights.program, layers)
+
+
+@pytest.mark.parametrize("ahead", [(), (2,)])
+def test_lengths_depend_on_the_public_program_alone(ahead):
     """Two inputs, then two sets of weights: the same bytes in each phase, on both sides."""
-    one, two = (compiled(NETWORKS["dense"](), seed=seed) for seed in (0, 0))
-    assert one[0].digest() == two[0].digest()
+    program, weights = compiled(NETWORKS["dense"]())
     seen = []
-    for program, weights, seed in ((*one, 1), (*one, 2), (*two, 1)):
-        _, counters = asked(program, weights, [drawn(program, 2, seed)])
+    for used, seed in ((weights, 1), (weights, 2), (negated(program, weights), 1)):
+        _, counters = asked(program, used, [drawn(program, 2, seed)], ahead=ahead)
         seen.append(
             {
                 side: {name: (phase["bytes_sent"], phase["bytes_received"]) for name, phase in found.phases.items()}
@@ -137,6 +160,60 @@ def test_lengths_depend_on_the_public_program_alone():
             }
         )
     assert seen[0] == seen[1] == seen[2]
+
+
+def recorded():
+    """Two channels, and the bytes that reach the first (the server's) and the second (the client's) through a relay."""
+    sides = [socket.socketpair() for _ in range(2)]
+    got = (bytearray(), bytearray())
+
+    def carry(source, target, record):
+        while data := source.recv(1 << 16):
+            record += data
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+    inner = [pair[1] for pair in sides]
+    for source, target, record in ((inner[1], inner[0], got[0]), (inner[0], inner[1], got[1])):
+        threading.Thread(target=carry, args=(source, target, record), daemon=True).start()
+    return tuple(Channel(pair[0], timeout=20) for pair in sides), got
+
+
+def transcripts(program, weights, x, count, ahead):
+    """What each side received in a session, header bytes and all, as (count, bytes) for the server and the client."""
+    found = []
+    for _ in range(count):
+        channels, got = recorded()
+        asked(program, weights, [x], relay=channels, ahead=ahead)
+        found.append([np.frombuffer(bytes(part), np.uint8) for part in got])
+    return [np.stack([part[side] for part in found]) for side in range(2)]
+
+
+def separation(one, two):
+    """How well the mean difference of half of the transcripts tells the other half apart: 0.5 is chance."""
+    half = len(one) // 2
+    bits = [np.unpackbits(part, axis=1).astype(np.float32) for part in (one, two)]
+    direction = bits[0][:half].mean(0) - bits[1][:half].mean(0)
+    scores = [part[half:] @ direction for part in bits]
+    return float((scores[0][:, None] > scores[1][None]).mean() + 0.5 * (scores[0][:, None] == scores[1][None]).mean())
+
+
+@pytest.mark.parametrize("ahead", [(), (1,)])
+def test_transcripts_do_not_tell_inputs_or_weights_apart(ahead):
+    """40 sessions each; by chance the area under the curve is 0.5 with a standard deviation of 0.09."""
+    program, weights = compiled(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 3)))
+    wire = program.wires[program.input]
+    low, high = (np.full((1, *wire.shape), value) for value in (wire.number.low, wire.number.high))
+    base = transcripts(program, weights, low, 40, ahead)
+    inputs = transcripts(program, weights, high, 40, ahead)
+    others = transcripts(program, negated(program, weights), low, 40, ahead)
+    assert base[0].shape == inputs[0].shape
+    assert base[1].shape == others[1].shape
+    assert abs(separation(base[0], inputs[0]) - 0.5) < 0.37, "the server's transcript depends on the input"
+    assert abs(separation(base[1], others[1]) - 0.5) < 0.37, "the client's transcript depends on the weights"
+    known = base[0].copy()
+    known[:, 3000] = 7
+    assert separation(base[0], known) > 0.99, "a control: one byte that differs"
 
 
 def test_refusals():
@@ -151,19 +228,73 @@ def test_refusals():
         np.full((1, *wire.shape), wire.number.high + 1),
         np.full((1, *wire.shape), wire.number.low - 1),
     ):
-        left, right = memory_pair(timeout=5)
-        session = threading.Thread(target=lambda left=left: _serve_quietly(left, program, weights))
-        session.start()
-        with right:
-            client = ClientSession(right, program, Settings())
-            with pytest.raises(InputError):
-                client.ask(bad)
-            client.close()
-        session.join()
+        with client_of(program, weights) as client, pytest.raises(InputError):
+            client.ask(bad)
 
 
-def _serve_quietly(channel, program, weights):
-    with channel:
-        session = ServerSession(channel, program, weights, Settings())
+@contextlib.contextmanager
+def client_of(program, weights):
+    left, right = memory_pair(timeout=5)
+    ready = prepare_server(program, weights)
+    thread = threading.Thread(target=lambda: _serve_quietly(left, ready))
+    thread.start()
+    with right:
+        client = ClientSession(right, prepare(program), Settings())
+        yield client
+        client.close()
+    thread.join()
+
+
+def test_prepared_questions_are_asked_as_they_were_prepared():
+    program, weights = compiled(NETWORKS["dense"]())
+    with client_of(program, weights) as client:
+        client.prepare(2)
+        assert client.ahead == (2,)
+        with pytest.raises(InputError, match="of 2 samples"):
+            client.ask(drawn(program, 1))
+        for samples in (0, 5000):
+            with pytest.raises(InputError, match="samples ahead"):
+                client.prepare(samples)
+        x = drawn(program, 2)
+        assert np.array_equal(client.ask(x), simulate(program, weights, x))
+        assert client.ahead == ()
+        assert np.array_equal(client.ask(x[:1]), simulate(program, weights, x[:1]))
+
+
+def test_material_is_overwritten_when_it_is_used_and_when_the_session_ends():
+    program, weights = compiled(NETWORKS["dense"]())
+    with client_of(program, weights) as client:
+        for _ in range(2):
+            client.prepare(1)
+        bundles = list(client._bundles)
+        secrets = [[*b.frames, *b.seeds, *(labels for _, labels in b.transfers)] for b in bundles]
+        assert all(part.any() for kept in secrets for part in kept)
+        client.ask(drawn(program, 1))
+        assert not any(part.any() for part in secrets[0])
+        assert not bundles[0].frames
+        client.erase()
+        assert not any(part.any() for part in secrets[1])
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [((3, 1), "prepared"), ((9, 1), "question"), ((1, 0), "question"), ((1, 5000), "question"), ((1,), "bytes")],
+)
+def test_requests_that_are_refused(request_, reason):
+    program, weights = compiled(NETWORKS["dense"]())
+    left, right = memory_pair(timeout=5)
+    ready = prepare_server(program, weights)
+    thread = threading.Thread(target=lambda: _serve_quietly(left, ready))
+    thread.start()
+    with pytest.raises(ProtocolError, match=reason), right:
+        ClientSession(right, prepare(program), Settings())
+        right.send(Kind.INPUT, struct.pack("<BI", *request_) if len(request_) == 2 else b"x")
+        right.receive(Kind.OUTPUT, at_most=100)
+    thread.join()
+
+
+def _serve_quietly(channel, ready):
+    with contextlib.suppress(ProtocolError), channel:
+        session = ServerSession(channel, ready, Settings())
         while session.answer():
             pass

@@ -3,7 +3,8 @@
 //
 // S. Zahur, M. Rosulek, D. Evans, "Two halves make a whole", Eurocrypt 2015; V. Kolesnikov, T. Schneider, "Improved
 // garbled circuit: free XOR gates and applications", ICALP 2008. A table is 32 bytes: the garbler's half, then the
-// evaluator's. Semi-honest parties.
+// evaluator's. Where one party knows a factor in the clear, that party's half is left out: a table of 16 bytes.
+// Semi-honest parties.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +37,12 @@ class Garbler {
   // out[i] = label[i] ^ bit[i] delta
   void offset(const Block* labels, const std::uint8_t* bits, Block* out, std::size_t n) const;
 
+  // n gates c = a and b; a, b and c are zero labels, a table is one block. `and_own`: b is bits that we know, which have
+  // no labels (the generator's half gate). `and_peer`: b is bits that the evaluator knows (the evaluator's half gate).
+  // They take the tweaks of (n + 1) / 2 gates. `c` may be `a`.
+  void and_own(const Block* a, const std::uint8_t* b, Block* c, Block* tables, std::size_t n);
+  void and_peer(const Block* a, const Block* b, Block* c, Block* tables, std::size_t n);
+
   // Whether each active label is one of the wire's two, and which: bits[i] in {0, 1}. False if any is neither.
   bool decode(const Block* zero, const Block* active, std::uint8_t* bits, std::size_t n) const;
 
@@ -58,6 +65,10 @@ class Evaluator {
       : kernels_(session.kernels()), permutation_(session, Domain::gate) {}
 
   std::uint64_t gates() const noexcept { return gates_; }
+
+  // The garbler's `and_own`, and its `and_peer`, of whose b we know the bits and have the active labels.
+  void and_peer(const Block* a, const Block* tables, Block* c, std::size_t n);
+  void and_own(const Block* a, const Block* b, const std::uint8_t* bits, const Block* tables, Block* c, std::size_t n);
 
  private:
   friend class Evaluation;
