@@ -28,7 +28,7 @@ from deepseal.secure_inference.transport import Channel, Kind
 
 Array = NDArray[np.uint8]
 BLOCK = 16
-_FRAME = 1 << 16  # transfers in a frame: what belongs to them stays in the cache
+FRAME_TRANSFERS = 1 << 16  # transfers in a frame: what belongs to them stays in the cache
 _BATCH = 128  # transfers come in multiples of this
 _DIGEST = 32
 _LIMIT = 1 << 16
@@ -79,7 +79,7 @@ class TransferSender:
             self._core = _native.CotSender(keys, settings.k, delta, chosen, opening)
             if settings.checks:
                 self._check_trees()
-        self._frame = np.empty(self._core.correction_bytes(_padded(_FRAME)), dtype=np.uint8)
+        self._frame = np.empty(self._core.correction_bytes(_padded(FRAME_TRANSFERS)), dtype=np.uint8)
 
     def correlated(self, n: int, *, out: Array | None = None) -> Array:
         """The zero labels q, (n, 16); into ``out``, if it is given."""
@@ -97,8 +97,9 @@ class TransferSender:
     def send(self, messages: Array) -> None:
         """Offer pairs of 16-byte messages, (n, 2, 16); the receiver gets one of each pair."""
         pads = self.random(len(messages))
-        for start in range(0, len(messages), _FRAME):
-            self._channel.send(Kind.OT, messages[start : start + _FRAME] ^ pads[start : start + _FRAME])
+        for start in range(0, len(messages), FRAME_TRANSFERS):
+            part = slice(start, start + FRAME_TRANSFERS)
+            self._channel.send(Kind.OT, messages[part] ^ pads[part])
         self._channel.flush()
 
     def ring(self, values: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
@@ -113,8 +114,8 @@ class TransferSender:
 
     def _extend(self, labels: Array) -> Iterator[tuple[Array, int]]:
         """Fill the labels, frame by frame; each part of them with the number of its first transfer."""
-        for start in range(0, len(labels), _FRAME):
-            part, first = labels[start : start + _FRAME], self._core.used
+        for start in range(0, len(labels), FRAME_TRANSFERS):
+            part, first = labels[start : start + FRAME_TRANSFERS], self._core.used
             padded = _padded(len(part)) if self._settings.checks else len(part)
             corrections = self._frame[: self._core.correction_bytes(padded)]
             if self._channel.receive_into(Kind.OT, corrections) != len(corrections):
@@ -159,7 +160,7 @@ class TransferReceiver:
                 leaves = self._core.leaf_checks
                 channel.send(Kind.BASE_OT, self._sums(leaves).tobytes() + hashlib.sha256(leaves.tobytes()).digest())
             channel.flush()
-        self._frame = np.empty(self._bytes_of(_FRAME), dtype=np.uint8)
+        self._frame = np.empty(self._bytes_of(FRAME_TRANSFERS), dtype=np.uint8)
 
     def correlated(self, bits: Array, *, out: Array | None = None) -> Array:
         """The labels t = q xor x delta, (n, 16); into ``out``, if it is given."""
@@ -177,8 +178,8 @@ class TransferReceiver:
     def receive(self, bits: Array) -> Array:
         """The chosen messages, (n, 16)."""
         pads = self.random(bits)
-        for start in range(0, len(bits), _FRAME):
-            part = bits[start : start + _FRAME]
+        for start in range(0, len(bits), FRAME_TRANSFERS):
+            part = bits[start : start + FRAME_TRANSFERS]
             pairs = np.empty((len(part), 2, BLOCK), dtype=np.uint8)
             if self._channel.receive_into(Kind.OT, pairs) != pairs.nbytes:
                 refuse(self._channel, "a pair of messages for each transfer", "fewer")
@@ -199,8 +200,8 @@ class TransferReceiver:
 
     def _extend(self, bits: Array, labels: Array) -> Iterator[tuple[Array, int]]:
         """Fill the labels, frame by frame; each part of them with the number of its first transfer."""
-        for start in range(0, len(bits), _FRAME):
-            part = np.ascontiguousarray(bits[start : start + _FRAME], dtype=np.uint8)
+        for start in range(0, len(bits), FRAME_TRANSFERS):
+            part = np.ascontiguousarray(bits[start : start + FRAME_TRANSFERS], dtype=np.uint8)
             own, first = labels[start : start + len(part)], self._core.used
             if self._settings.checks:
                 noise = np.frombuffer(os.urandom(_padded(len(part)) - len(part)), dtype=np.uint8) & np.uint8(1)

@@ -32,7 +32,7 @@ from deepseal.secure_inference.protocol.extension import (
 from deepseal.secure_inference.transport import Channel, Hello, Kind, handshake
 
 TABLE = 32
-_FRAME = 1 << 19  # bytes of tables in a frame
+TABLE_FRAME = 1 << 19  # bytes of tables in a frame
 _LABELS = 1 << 18  # bytes of labels that a replay keeps in the cache
 _WIDE = 16  # lanes from which the netlist's own order keeps the processor busy
 _REVEALED = 1 << 19  # labels in a frame
@@ -90,7 +90,7 @@ class GarblerParty:
         self.keys = _native.Session(_seed(session), settings.kernels)
         self._delta = _native.Delta()
         self._garbler = _native.Garbler(self._delta, self.keys)
-        self._frame = np.empty(_FRAME, dtype=np.uint8)
+        self._frame = np.empty(TABLE_FRAME, dtype=np.uint8)
         self.transfer = TransferSender(channel, session, self.keys, self._delta, settings.transfer)
 
     @property
@@ -198,7 +198,7 @@ class EvaluatorParty:
         self.channel, self.session_id = channel, session
         self.keys = _native.Session(_seed(session), settings.kernels)
         self._evaluator = _native.Evaluator(self.keys)
-        self._frame = np.empty(_FRAME, dtype=np.uint8)
+        self._frame = np.empty(TABLE_FRAME, dtype=np.uint8)
         self.transfer = TransferReceiver(channel, session, self.keys, settings.transfer)
 
     @property
@@ -296,8 +296,8 @@ class EvaluatorParty:
 
 def _half_frames(n: int) -> Iterator[slice]:
     """The half gates whose tables make a frame."""
-    for start in range(0, n, _FRAME // BLOCK):
-        yield slice(start, min(start + _FRAME // BLOCK, n))
+    for start in range(0, n, TABLE_FRAME // BLOCK):
+        yield slice(start, min(start + TABLE_FRAME // BLOCK, n))
 
 
 def start_garbler(

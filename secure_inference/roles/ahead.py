@@ -24,7 +24,7 @@ from deepseal.secure_inference.protocol.parties import EvaluatorParty, GarblerPa
 from deepseal.secure_inference.roles.layers import CircuitLayer, LinearLayer, Prepared, Words
 from deepseal.secure_inference.transport import Channel, Kind
 
-_FRAME = 1 << 18  # labels in a frame
+FRAME_LABELS = 1 << 18  # labels in a frame
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class ServerBundle:
 
     samples: int
     masks: list[Array] = field(default_factory=list, repr=False)
-    zero: Array | None = field(default=None, repr=False)
+    zero: Array = field(default_factory=lambda: np.empty((0, BLOCK), dtype=np.uint8), repr=False)
     share: Words | None = field(default=None, repr=False)
 
     def labels(self, party: GarblerParty, n: int, out: Array | None = None) -> Array:
@@ -61,8 +61,8 @@ class ServerBundle:
             if len(said) != size:
                 refuse(channel, f"{size} bytes of differences", f"{len(said)}")
             differences = np.unpackbits(array(said), count=len(mask), bitorder="little")
-            for start in range(0, len(mask), _FRAME):
-                part = slice(start, start + _FRAME)
+            for start in range(0, len(mask), FRAME_LABELS):
+                part = slice(start, start + FRAME_LABELS)
                 channel.send(Kind.OT, party.offset(mask[part], differences[part]))
             channel.flush()
         self.erase()
@@ -130,8 +130,8 @@ class ClientBundle:
         channel = self.party.channel
         choices, labels = self.transfers[self._next(2)]
         channel.send(Kind.OT, np.packbits(bits ^ choices, bitorder="little"))
-        for start in range(0, len(bits), _FRAME):
-            part = out[start : start + _FRAME]
+        for start in range(0, len(bits), FRAME_LABELS):
+            part = out[start : start + FRAME_LABELS]
             if channel.receive_into(Kind.OT, part) != part.nbytes:
                 refuse(channel, "a masked label for each bit", "fewer")
         out ^= labels

@@ -14,12 +14,21 @@ from deepseal.secure_inference.compile.program import Program
 from deepseal.secure_inference.compile.simulate import decode_output, encode_input
 from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
-from deepseal.secure_inference.roles.layers import prepare
+from deepseal.secure_inference.roles.layers import Prepared, prepare
 from deepseal.secure_inference.roles.mixed import ClientSession
 from deepseal.secure_inference.transport import Channel, Counters, Tls, connect
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a part of a session took."""
+
+    seconds: float
+    bytes_sent: int
+    bytes_received: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +38,9 @@ class Answer:
     Args:
         values: labels (N,) as integers, or logits (N, classes).
         clamped: input values that were outside the program's range and became the nearest value inside.
-        seconds: from the question to the answer, without the set-up of the session.
-        bytes_sent: for this question.
-        bytes_received: for this question.
+        seconds: from the question to the answer, without the set-up of the session and what was prepared ahead.
+        bytes_sent: for this question, likewise.
+        bytes_received: for this question, likewise.
     """
 
     values: NDArray[np.int64] | NDArray[np.float64]
@@ -45,7 +54,7 @@ class Client:
     """A session with a server; use it in a ``with`` block.
 
     Args:
-        program: the public program, the same as the server's.
+        program: the public program, the same as the server's, or what ``prepare`` made of it.
         channel: a fresh channel.
         settings: the engine's; the server's must agree.
 
@@ -54,18 +63,18 @@ class Client:
         TransportError: it hangs up or stalls.
     """
 
-    def __init__(self, program: Program, channel: Channel, *, settings: Settings | None = None) -> None:
+    def __init__(self, program: Program | Prepared, channel: Channel, *, settings: Settings | None = None) -> None:
         base_ot.load()
-        ready = prepare(program)
+        ready = prepare(program) if isinstance(program, Program) else program
         clock = time.perf_counter()
-        self._program, self._channel = program, channel
+        self._program, self._channel = ready.program, channel
         self._session = ClientSession(channel, ready, settings or Settings())
         self.setup_seconds = time.perf_counter() - clock
 
     @classmethod
     def connect(
         cls,
-        program: Program,
+        program: Program | Prepared,
         address: str,
         *,
         tls: Tls | None = None,
@@ -76,11 +85,12 @@ class Client:
     ) -> Client:
         """Connect to a server; ``setup_seconds`` then holds the connection, too."""
         base_ot.load()
+        ready = prepare(program) if isinstance(program, Program) else program
         clock = time.perf_counter()
         channel = connect(address, tls=tls, timeout=timeout, retry_for=retry_for, allow_plain=allow_plain)
         connected = time.perf_counter() - clock
         try:
-            client = cls(program, channel, settings=settings)
+            client = cls(ready, channel, settings=settings)
         except BaseException:
             channel.refuse("the client stopped early")
             raise
@@ -92,6 +102,24 @@ class Client:
         """Bytes and seconds up to now, by layer."""
         return self._channel.counters
 
+    def samples_of(self, x: ArrayLike) -> int:
+        """How many samples these are: N of (N, …), or 1 without N."""
+        shape = np.shape(x)
+        return 1 if shape == self._program.wires[self._program.input].shape else (shape[0] if shape else 1)
+
+    def prepare(self, samples: int = 1) -> Cost:
+        """The offline phase of one question of that many samples: whatever does not depend on its input.
+
+        Prepared questions are asked in the same order; all of them before one that is not prepared. What was prepared
+        stays in memory (about the bytes of the answer's ``bytes_received``) until it is used or the session ends.
+
+        Raises:
+            InputError: too many samples at a time.
+        """
+        with _Measured(self._channel) as measured:
+            self._session.prepare(samples)
+        return measured.cost
+
     def ask(self, x: ArrayLike, *, clamp: bool = True) -> Answer:
         """The model's answer on samples in data space, (N, …) or one without N.
 
@@ -99,16 +127,11 @@ class Client:
             InputError: another shape, NaN, or values out of range with ``clamp=False``.
         """
         encoded = encode_input(self._program, x, clamp=clamp)
-        before, clock = self._channel.counters, time.perf_counter()
-        values = self._session.ask(encoded.values)
-        seconds, after = time.perf_counter() - clock, self._channel.counters
-        return Answer(
-            decode_output(self._program, values),
-            encoded.clamped,
-            seconds,
-            after.bytes_sent - before.bytes_sent,
-            after.bytes_received - before.bytes_received,
-        )
+        with _Measured(self._channel) as measured:
+            values = self._session.ask(encoded.values)
+        cost = measured.cost
+        decoded = decode_output(self._program, values)
+        return Answer(decoded, encoded.clamped, cost.seconds, cost.bytes_sent, cost.bytes_received)
 
     def close(self) -> None:
         """End the session."""
@@ -124,4 +147,19 @@ class Client:
         if error is None:
             self.close()
         else:
+            self._session.erase()
             self._channel.refuse("the client stopped early")
+
+
+class _Measured:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def __enter__(self) -> Self:
+        self._before, self._clock = self._channel.counters, time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds, after = time.perf_counter() - self._clock, self._channel.counters
+        sent, received = (after.bytes_sent, after.bytes_received)
+        self.cost = Cost(seconds, sent - self._before.bytes_sent, received - self._before.bytes_received)

@@ -54,6 +54,11 @@ class LinearLayer:
     ranges: tuple[tuple[int, int], ...]
     frames: tuple[int, ...]
 
+    @property
+    def multiplications(self) -> int:
+        """Multiplications of one sample."""
+        return len(self.weights)
+
     def start(self, session: _native.Session) -> _native.LinearOt:
         """The layer in one session; its tweaks are apart from every other layer's."""
         return _native.LinearOt(session, self.connections, self.bits, self.source_bits, self.signed, self.step)
@@ -142,7 +147,7 @@ def _linear(program: Program, number: int, step: Linear) -> LinearLayer:
     source, target = program.wires[step.source], program.wires[step.target]
     width, ring = source.number.bits, target.number.bits
     degrees = np.diff(met.starts)
-    sizes = sum(-(-degrees * (ring - bit) // 8) for bit in range(width))
+    sizes = np.sum([-(-degrees * (ring - bit) // 8) for bit in range(width)], axis=0)
     frame = np.cumsum(sizes) // _MESSAGE
     edges = [0, *(np.flatnonzero(np.diff(frame)) + 1).tolist(), source.size]
     ranges = tuple(zip(edges[:-1], edges[1:], strict=True))

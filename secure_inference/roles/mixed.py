@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -33,6 +34,7 @@ PROTOCOL = "mixed-2"
 MOST_SAMPLES = 4096
 MOST_AHEAD = 4096  # samples that are prepared at a time
 _REQUEST = struct.Struct("<BI")  # what is asked, and for how many samples
+REQUEST_BYTES = _REQUEST.size
 _END, _ASK, _PREPARE, _USE = range(4)
 
 
@@ -43,18 +45,26 @@ class ServerSession:
         channel: a fresh channel.
         ready: what is served, from ``prepare_server``.
         settings: the engine's.
+        allows: whether this client may ask about that many samples more.
 
     Raises:
         ProtocolError: the client runs another program, or breaks the protocol.
         TransportError: it hangs up or stalls.
     """
 
-    def __init__(self, channel: Channel, ready: Prepared, settings: Settings) -> None:
-        self._ready, self._channel = ready, channel
+    def __init__(
+        self,
+        channel: Channel,
+        ready: Prepared,
+        settings: Settings,
+        allows: Callable[[int], bool] = lambda _samples: True,
+    ) -> None:
+        self._ready, self._channel, self._allows = ready, channel, allows
         self._party = start_garbler(channel, program=ready.digest, parameters={"protocol": PROTOCOL}, settings=settings)
         self._linear = _linear_layers(ready, self._party.keys)
         self._message = np.empty(_largest(ready), dtype=np.uint8)
         self._bundles: deque[ServerBundle] = deque()
+        self.questions = 0  # answered
 
     def answer(self) -> bool:
         """Serve one request, a question or its preparation; False when the client is done.
@@ -70,6 +80,8 @@ class ServerSession:
             return False
         if what not in (_ASK, _PREPARE, _USE) or not 1 <= samples <= MOST_SAMPLES:
             refuse(self._channel, f"a question of 1 to {MOST_SAMPLES} samples", f"{samples}")
+        if what != _USE and not self._allows(samples):
+            refuse(self._channel, "a client with questions left", f"one that used its share: {samples} samples more")
         waiting = sum(bundle.samples for bundle in self._bundles)
         if what == _USE:
             if not self._bundles or self._bundles[0].samples != samples:
@@ -103,18 +115,19 @@ class ServerSession:
             bundle.answer(self._party)
             self._tell(bundle.zero, bundle.share)
 
-    def _walk(self, samples: int, clients: _ClientLabels) -> tuple[Array | None, Words | None]:
+    def _walk(self, samples: int, clients: _ClientLabels) -> tuple[Array, Words | None]:
         wire = self._ready.program.wires[self._ready.program.input]
         side = _ServerSide(self, clients)
         return walk(self._ready, clients.peer_labels(wire.number.bits * samples * wire.size), samples, side)
 
-    def _tell(self, zero: Array | None, share: Words | None) -> None:
+    def _tell(self, zero: Array, share: Words | None) -> None:
         """What the client may read, last: colours of the answer's wires, or our share of the logits."""
-        if zero is not None:
+        if share is None:
             self._party.reveal(zero)
-        elif share is not None:
+        else:
             self._channel.send(Kind.OUTPUT, share.astype("<u8"))
             self._channel.flush()
+        self.questions += 1
 
 
 class _ClientLabels(Protocol):
@@ -252,7 +265,6 @@ class ClientSession:
                 refuse(self._channel, "a share of each output", "fewer")
             values, signed = (share + theirs) & _mask(wire.number.bits), True
         else:
-            assert labels is not None
             found = self._party.reveal(labels).reshape(wire.number.bits, batch, -1)
             places = np.arange(wire.number.bits, dtype=np.uint64).reshape(-1, 1, 1)
             values, signed = (found.astype(np.uint64) << places).sum(axis=0, dtype=np.uint64), wire.number.signed

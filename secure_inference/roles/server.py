@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -48,6 +49,8 @@ class Server:
         settings: the engine's.
         most_clients: sessions at a time; further clients are told that we are busy.
         most_questions: that one session may ask.
+        most_samples: that one client may ask about while we run, in all its sessions; a client is its certificate, and
+            all those without one are one client. Extracting a model takes many.
         timeout: seconds of the longest wait for a client.
         report: called when a session ends, from its thread.
 
@@ -60,18 +63,21 @@ class Server:
     settings: Settings = field(default_factory=Settings)
     most_clients: int = 16
     most_questions: int = 100_000
+    most_samples: int | None = None
     timeout: float = 60.0
     report: Callable[[Served], None] | None = None
 
     def __post_init__(self) -> None:
         self._ready = prepare_server(self.program, self.weights)
-        if self.most_clients < 1 or self.most_questions < 1:
-            raise InputError("at least one client and question", found="none", do="allow one")
+        if self.most_clients < 1 or self.most_questions < 1 or (self.most_samples or 1) < 1:
+            raise InputError("at least one client, question and sample", found="none", do="allow one")
         base_ot.load()
         self._stopping = threading.Event()
         self._places = threading.BoundedSemaphore(self.most_clients)
         self._threads: set[threading.Thread] = set()
         self._count = 0
+        self._lock = threading.Lock()
+        self._asked: dict[bytes, int] = {}  # samples, by certificate
 
     def serve(
         self,
@@ -119,13 +125,13 @@ class Server:
         self._stopping.set()
 
     def _session(self, channel: Channel, client: int) -> None:
-        clock, questions, error = time.perf_counter(), 0, None
+        clock, session, error = time.perf_counter(), None, None
         try:
             with channel:
-                session = ServerSession(channel, self._ready, self.settings)
+                session = ServerSession(channel, self._ready, self.settings, self._allowance(channel))
                 while session.answer():
-                    questions += 1
-                    if questions == self.most_questions:
+                    if session.questions == self.most_questions:
+                        channel.refuse(f"a session may ask {self.most_questions} questions; start a new one")
                         break
         except DeepSealError as failure:
             error = str(failure)
@@ -133,10 +139,27 @@ class Server:
             error = f"a fault of ours: {type(failure).__name__}"
         finally:
             self._places.release()
+            questions = 0
+            if session is not None:
+                session.erase()
+                questions = session.questions
             found = channel.counters
             seconds = time.perf_counter() - clock
             self._tell(Served(client, questions, seconds, found.bytes_sent, found.bytes_received, error))
             self._threads.discard(threading.current_thread())
+
+    def _allowance(self, channel: Channel) -> Callable[[int], bool]:
+        who = hashlib.sha256(channel.peer_certificate or b"").digest()
+
+        def allows(samples: int) -> bool:
+            with self._lock:
+                asked = self._asked.get(who, 0) + samples
+                if self.most_samples is not None and asked > self.most_samples:
+                    return False
+                self._asked[who] = asked
+                return True
+
+        return allows
 
     def _tell(self, served: Served) -> None:
         if self.report is not None:

@@ -35,11 +35,11 @@ class Side(Protocol):
         ...
 
 
-def walk(ready: Prepared, source: Array, batch: int, side: Side) -> tuple[Array | None, Words | None]:
+def walk(ready: Prepared, source: Array, batch: int, side: Side) -> tuple[Array, Words | None]:
     """All layers, from the labels of the input, (bits, batch x elements, 16).
 
     Returns:
-        The output's labels, (bits, batch x elements, 16), or our shares of it, (batch, elements).
+        The output's labels, (bits, batch, elements, 16), and None; or no labels, and our shares of it, (batch, elements).
     """
     program = ready.program
     wire = program.wires[program.input]
@@ -59,7 +59,7 @@ def walk(ready: Prepared, source: Array, batch: int, side: Side) -> tuple[Array 
             out = side.circuit(layer, _inputs(layer.reads, labels, batch, side))
             labels[layer.target] = out.reshape(layer.target_bits, batch, layer.lanes, BLOCK)
     if program.output in shares:
-        return None, shares[program.output]
+        return np.empty((0, BLOCK), dtype=np.uint8), shares[program.output]
     return labels[program.output], None
 
 
