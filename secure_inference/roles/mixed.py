@@ -16,7 +16,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +26,20 @@ from deepseal.errors import InputError
 from deepseal.secure_inference.protocol.extension import BLOCK, Array, refuse
 from deepseal.secure_inference.protocol.parties import GarblerParty, Settings, start_evaluator, start_garbler
 from deepseal.secure_inference.roles.ahead import ClientBundle, Live, ServerBundle
+from deepseal.secure_inference.roles.answers import MOST_SAMPLES, check_question, from_bits, from_shares
+from deepseal.secure_inference.roles.halves import TICKET
 from deepseal.secure_inference.roles.layers import CircuitLayer, LinearLayer, Prepared, Words
 from deepseal.secure_inference.roles.walk import walk
 from deepseal.secure_inference.transport import Channel, Kind
 
+if TYPE_CHECKING:
+    from deepseal.secure_inference.roles.desk import Desk
+
 PROTOCOL = "mixed-2"
-MOST_SAMPLES = 4096
 MOST_AHEAD = 4096  # samples that are prepared at a time
 _REQUEST = struct.Struct("<BI")  # what is asked, and for how many samples
 REQUEST_BYTES = _REQUEST.size
-_END, _ASK, _PREPARE, _USE = range(4)
+_END, _ASK, _PREPARE, _USE, _DELEGATED = range(5)
 
 
 class ServerSession:
@@ -46,6 +50,7 @@ class ServerSession:
         ready: what is served, from ``prepare_server``.
         settings: the engine's.
         allows: whether this client may ask about that many samples more.
+        halves: where the questions of constrained clients wait, for which a proxy asks.
 
     Raises:
         ProtocolError: the client runs another program, or breaks the protocol.
@@ -58,8 +63,9 @@ class ServerSession:
         ready: Prepared,
         settings: Settings,
         allows: Callable[[int], bool] = lambda _samples: True,
+        halves: Desk | None = None,
     ) -> None:
-        self._ready, self._channel, self._allows = ready, channel, allows
+        self._ready, self._channel, self._allows, self._halves = ready, channel, allows, halves
         self._party = start_garbler(channel, program=ready.digest, parameters={"protocol": PROTOCOL}, settings=settings)
         self._linear = _linear_layers(ready, self._party.keys)
         self._message = np.empty(_largest(ready), dtype=np.uint8)
@@ -78,7 +84,7 @@ class ServerSession:
         what, samples = _REQUEST.unpack(asked)
         if what == _END:
             return False
-        if what not in (_ASK, _PREPARE, _USE) or not 1 <= samples <= MOST_SAMPLES:
+        if what not in (_ASK, _PREPARE, _USE, _DELEGATED) or not 1 <= samples <= MOST_SAMPLES:
             refuse(self._channel, f"a question of 1 to {MOST_SAMPLES} samples", f"{samples}")
         if what != _USE and not self._allows(samples):
             refuse(self._channel, "a client with questions left", f"one that used its share: {samples} samples more")
@@ -93,6 +99,8 @@ class ServerSession:
             self._prepare(samples)
         elif waiting:
             refuse(self._channel, "first the questions that were prepared", "another")
+        elif what == _DELEGATED:
+            self._delegated(samples)
         else:
             self._tell(*self._walk(samples, self._party))
         return True
@@ -115,10 +123,26 @@ class ServerSession:
             bundle.answer(self._party)
             self._tell(bundle.zero, bundle.share)
 
-    def _walk(self, samples: int, clients: _ClientLabels) -> tuple[Array, Words | None]:
+    def _delegated(self, samples: int) -> None:
+        """The proxy knows y = b xor s of each input bit b, we know s: the zero label of b is that of y plus s delta."""
+        ticket = self._channel.receive(Kind.INPUT, at_most=TICKET)
+        found = self._halves.take(ticket, samples) if self._halves is not None else None
+        if found is None:
+            self._channel.send(Kind.READY, b"\0")
+            return
+        with found:
+            self._channel.send(Kind.READY, b"\1")
+            zero, share = self._walk(samples, self._party, found.bits)
+            self._channel.flush()
+            found.tell(half_of(zero, share))
+        self.questions += 1
+
+    def _walk(self, samples: int, clients: _ClientLabels, flips: Array | None = None) -> tuple[Array, Words | None]:
         wire = self._ready.program.wires[self._ready.program.input]
-        side = _ServerSide(self, clients)
-        return walk(self._ready, clients.peer_labels(wire.number.bits * samples * wire.size), samples, side)
+        source = clients.peer_labels(wire.number.bits * samples * wire.size)
+        if flips is not None:
+            source = self._party.offset(source, flips)
+        return walk(self._ready, source, samples, _ServerSide(self, clients))
 
     def _tell(self, zero: Array, share: Words | None) -> None:
         """What the client may read, last: colours of the answer's wires, or our share of the logits."""
@@ -218,12 +242,7 @@ class ClientSession:
         """
         wire = self._ready.program.wires[self._ready.program.input]
         batch = len(x)
-        if x.shape[1:] != wire.shape or not 1 <= batch <= MOST_SAMPLES:
-            expected = f"1 to {MOST_SAMPLES} samples of shape {wire.shape}"
-            raise InputError(expected, found=str(x.shape), do="use encode_input, and fewer samples at once")
-        if int(x.min()) < wire.number.low or int(x.max()) > wire.number.high:
-            found = f"{x.min()} to {x.max()}"
-            raise InputError(f"integers {wire.number.low} to {wire.number.high}", found=found, do="use encode_input")
+        check_question(self._ready.program, x)
         if self._bundles and self._bundles[0].samples != batch:
             found = f"{batch} samples"
             expected = f"the question that was prepared, of {self._bundles[0].samples} samples"
@@ -241,6 +260,24 @@ class ClientSession:
         finally:
             bundle.erase()
 
+    def delegated(self, ticket: bytes, bits: Array, batch: int) -> bytes | None:
+        """As a constrained client's proxy: our half of the answer, with which we learn nothing.
+
+        Args:
+            ticket: the client's, 16 bytes; the server has the other half of its question.
+            bits: (n,) y = b xor s for each input bit b, in the order of the labels.
+            batch: samples of the question.
+
+        Returns:
+            Colours of the output's labels or our share of the output; None where the server does not know the ticket.
+        """
+        self._channel.send(Kind.INPUT, _REQUEST.pack(_DELEGATED, batch))
+        self._channel.send(Kind.INPUT, ticket)
+        found = self._channel.receive(Kind.READY, at_most=1)
+        if found not in (b"\0", b"\1"):
+            refuse(self._channel, "whether the server knows a ticket", "something else")
+        return half_of(*self._walk(bits, batch, self._live)) if found == b"\1" else None
+
     def close(self) -> None:
         """Tell the server that no more questions come."""
         self.erase()
@@ -253,26 +290,19 @@ class ClientSession:
             bundle.erase()
         self._bundles.clear()
 
-    def _answer(self, bits: Array, batch: int, incoming: Live | ClientBundle) -> NDArray[np.int64]:
+    def _walk(self, bits: Array, batch: int, incoming: Live | ClientBundle) -> tuple[Array, Words | None]:
         source = np.empty((len(bits), BLOCK), dtype=np.uint8)
         incoming.ours(bits, source)
-        labels, share = walk(self._ready, source, batch, _ClientSide(self, incoming))
-        program = self._ready.program
-        wire = program.wires[program.output]
+        return walk(self._ready, source, batch, _ClientSide(self, incoming))
+
+    def _answer(self, bits: Array, batch: int, incoming: Live | ClientBundle) -> NDArray[np.int64]:
+        labels, share = self._walk(bits, batch, incoming)
         if share is not None:
             theirs = np.empty(share.shape, dtype="<u8")
             if self._channel.receive_into(Kind.OUTPUT, theirs) != theirs.nbytes:
                 refuse(self._channel, "a share of each output", "fewer")
-            values, signed = (share + theirs) & _mask(wire.number.bits), True
-        else:
-            found = self._party.reveal(labels).reshape(wire.number.bits, batch, -1)
-            places = np.arange(wire.number.bits, dtype=np.uint64).reshape(-1, 1, 1)
-            values, signed = (found.astype(np.uint64) << places).sum(axis=0, dtype=np.uint64), wire.number.signed
-        integers = values.astype(np.int64)
-        if signed and wire.number.bits < 64:
-            half = np.int64(1) << np.int64(wire.number.bits - 1)
-            integers = (integers ^ half) - half
-        return integers.reshape(batch, *wire.shape)
+            return from_shares(self._ready.program, share, theirs, batch)
+        return from_bits(self._ready.program, self._party.reveal(labels), batch)
 
 
 class _ClientSide:
@@ -301,6 +331,13 @@ class _ClientSide:
 
     def circuit(self, layer: CircuitLayer, inputs: Array) -> Array:
         return self._party.evaluate(layer.program, inputs, tables=self._incoming.tables(layer, inputs.shape[1]))
+
+
+def half_of(labels: Array, share: Words | None) -> bytes:
+    """One party's half of an answer: the colours of its labels, packed from the lowest bit, or its share (64 bits)."""
+    if share is None:
+        return np.packbits(labels.reshape(-1, BLOCK)[:, 0] & 1, bitorder="little").tobytes()
+    return share.astype("<u8").tobytes()
 
 
 def _linear_layers(ready: Prepared, keys: _native.Session) -> dict[int, _native.LinearOt]:
