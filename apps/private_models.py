@@ -49,9 +49,9 @@ def simulate_program(run: Run, *, folder: Path, data: str, limit: int | None, ar
     weights = Weights.load(folder, program)
     model, missing = _original(folder / "secret" / "model.safetensors", arch)
     dataset = load_data(data)
-    if program.wires[program.input].shape != dataset.spec.shape:
+    if program.sample_shape != dataset.spec.shape:
         found = str(dataset.spec.shape)
-        expected = f"data of shape {program.wires[program.input].shape}"
+        expected = f"data of shape {program.sample_shape}"
         raise InputError(expected, found=found, do="pass the data that the program was compiled for")
     test = dataset.test
     if limit is not None and limit < len(test):

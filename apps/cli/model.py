@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from deepseal.apps.cli.common import (
     running,
 )
 
+_SHOWN = 1000  # characters of a text in the metadata
 app = typer.Typer(help="Train, evaluate and inspect models.", no_args_is_help=True)
 
 
@@ -98,5 +99,14 @@ def inspect(
                 {"layer": name, "kind": type(layer).__name__, "output_shape": list(shape)}
                 for name, layer, shape in layers
             ],
-            metadata=dict(loaded.metadata),
+            metadata=_shortened(dict(loaded.metadata)),
         )
+
+
+def _shortened(value: Any) -> Any:
+    """Metadata without texts that nobody reads, such as an encoded projection."""
+    if isinstance(value, dict):
+        return {name: _shortened(item) for name, item in value.items()}
+    if isinstance(value, str) and len(value) > _SHOWN:
+        return f"{value[:16]}… ({len(value)} characters)"
+    return value

@@ -1,4 +1,4 @@
-"""``deepseal private compile | simulate | serve | query | certs | bench | circuit``."""
+"""``deepseal private``: compile, serve and ask, alone or through a proxy, and what belongs to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deepseal.apps.cli import circuit, inference
+from deepseal.apps.cli import circuit, compress, delegate, inference
 from deepseal.apps.cli.common import (
     Arch,
     Data,
@@ -30,6 +30,10 @@ _PARTIES = ("garbler", "evaluator")
 app.add_typer(circuit.app, name="circuit")
 app.command()(inference.serve)
 app.command()(inference.query)
+app.command()(delegate.proxy)
+app.command()(delegate.delegate)
+app.command()(inference.estimate)
+app.command()(compress.compress)
 
 
 @app.command("compile")

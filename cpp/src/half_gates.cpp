@@ -110,7 +110,7 @@ void Garbler::and_peer(const Block* a, const Block* b, Block* c, Block* tables, 
   by_halves(gates_, n, [&](std::uint64_t epoch, Block first, std::size_t i, std::size_t size) {
     h.of(kernels_, permutation_.at(epoch), delta_->value_, b + i, first, size);
     for (std::size_t j = 0; j < size; ++j) {
-      // The evaluator knows b, so this half takes b's own value, not its colour: the label of b = 0 opens nothing.
+      // With b = 0 the evaluator finds H(b0); with b = 1, H(b1), from where the table leads to H(b0) ^ a.
       tables[i + j] = h.zero[j] ^ h.one[j] ^ a[i + j];
       c[i + j] = h.zero[j];
     }

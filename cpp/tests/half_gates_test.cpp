@@ -522,7 +522,7 @@ TEST_CASE("the tables of half gates do not hold delta, nor do two blocks of what
       parties.garbler->and_peer(a.data(), b.data(), zero.data(), tables.data(), n);
       parties.evaluator->and_own(active_a.data(), active_b.data(), bits.data(), tables.data(), active.data(), n);
     }
-    for (const std::vector<Block>* blocks : {&active_a, &active_b, &std::as_const(tables), &std::as_const(active)}) seen.insert(blocks->begin(), blocks->end());
+    for (const std::vector<Block>& blocks : {active_a, active_b, tables, active}) seen.insert(blocks.begin(), blocks.end());
   }
   CHECK(seen.size() > 5 * n);
   CHECK(!seen.contains(parties.offset));

@@ -1,6 +1,6 @@
 """Compile a PyTorch model to a program of integers, and run it in the clear."""
 
-from deepseal.secure_inference.compile.arrays import LinearWeights
+from deepseal.secure_inference.compile.arrays import LinearWeights, PublicArray
 from deepseal.secure_inference.compile.calibrate import CompileSettings
 from deepseal.secure_inference.compile.compiler import Compiled, LayerReport, compile_model, compile_report
 from deepseal.secure_inference.compile.program import (
@@ -33,6 +33,7 @@ __all__ = [
     "Number",
     "Operand",
     "Program",
+    "PublicArray",
     "Step",
     "View",
     "Weights",

@@ -7,11 +7,50 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepseal.errors import InputError
+
+
+class PublicArray:
+    """A read-only array that is part of a program; two are equal when kind, shape and bytes are.
+
+    Args:
+        array: kept as bool or float64.
+
+    Raises:
+        InputError: another kind of array, or values that are not finite.
+    """
+
+    __slots__ = ("_digest", "array")
+    array: NDArray[Any]
+
+    def __init__(self, array: NDArray[np.bool_] | NDArray[np.float64]) -> None:
+        given = np.asarray(array)
+        if given.dtype.kind not in "bf" or not np.isfinite(given).all():
+            raise InputError("an array of booleans or finite numbers", found=str(given.dtype), do="convert it")
+        copy: NDArray[Any] = np.array(given, dtype=np.bool_ if given.dtype.kind == "b" else np.float64, order="C")
+        copy.flags.writeable = False
+        state = hashlib.sha256(f"{copy.dtype.kind}\0".encode())
+        state.update(np.array([copy.ndim, *copy.shape], dtype="<i8").tobytes())
+        state.update(copy.tobytes() if copy.dtype.kind == "b" else copy.astype("<f8").tobytes())
+        self.array, self._digest = copy, state.hexdigest()
+
+    def digest(self) -> str:
+        """SHA-256 in hexadecimal over kind, shape and values."""
+        return self._digest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PublicArray) and other._digest == self._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __repr__(self) -> str:
+        return f"PublicArray({self.array.dtype}, shape={self.array.shape}, {self._digest[:12]})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -58,6 +97,40 @@ def pack_arrays(layers: Mapping[int, LinearWeights], **extra: NDArray[np.uint8])
     stream = io.BytesIO()
     np.savez_compressed(stream, allow_pickle=False, **arrays)
     return stream.getvalue()
+
+
+def pack_public(arrays: Mapping[str, PublicArray]) -> bytes:
+    """A ``.npz`` archive of public arrays: numbers as they are, booleans eight to a byte behind their shape."""
+    plain: dict[str, NDArray[np.generic]] = {}
+    for name, public in sorted(arrays.items()):
+        if public.array.dtype.kind == "b":
+            plain[f"{name}.shape"] = np.array(public.array.shape, dtype=np.int64)
+            plain[name] = np.packbits(public.array.reshape(-1))
+        else:
+            plain[name] = public.array
+    stream = io.BytesIO()
+    np.savez_compressed(stream, allow_pickle=False, **plain)
+    return stream.getvalue()
+
+
+def unpack_public(data: bytes) -> dict[str, PublicArray]:
+    """The inverse of ``pack_public``.
+
+    Raises:
+        InputError: not such an archive.
+    """
+    arrays = read_archive(data)
+    found = {}
+    for name, array in arrays.items():
+        shape = arrays.get(f"{name}.shape")
+        if shape is not None:
+            size = int(np.prod(shape, dtype=np.int64))
+            if array.dtype != np.uint8 or array.ndim != 1 or not 0 < size <= 8 * len(array):
+                raise InputError("packed booleans", found=f"{name!r}", do="compile the model again")
+            found[name] = PublicArray(np.unpackbits(array.astype(np.uint8), count=size).astype(np.bool_).reshape(shape))
+        elif not name.endswith(".shape"):
+            found[name] = PublicArray(array)  # type: ignore[arg-type]
+    return found
 
 
 def unpack_arrays(data: bytes) -> dict[int, LinearWeights]:

@@ -12,7 +12,7 @@ import numpy as np
 import deepseal
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError
-from deepseal.secure_inference.compile.arrays import LinearWeights
+from deepseal.secure_inference.compile.arrays import LinearWeights, PublicArray
 from deepseal.secure_inference.compile.calibrate import CompileSettings, InputFormat, best_fraction
 from deepseal.secure_inference.compile.graph import Affine, Graph, Ints, Node, Reals
 from deepseal.secure_inference.compile.program import (
@@ -55,7 +55,11 @@ class Assembled:
 class Assembler:
     """Wires and steps under construction. Rings are wide until ``finish`` knows all sums."""
 
-    def __init__(self, graph: Graph, numbers: Sequence[Number], entry: InputFormat, settings: CompileSettings) -> None:
+    def __init__(
+        self, graph: Graph, numbers: Sequence[Number], entry: InputFormat, settings: CompileSettings,
+        projection: Reals | None = None,
+    ) -> None:  # fmt: skip
+        self._projection = projection
         self._graph, self._numbers, self._entry, self._settings = graph, list(numbers), entry, settings
         self._numbers[0] = entry.number
         self._readers = graph.consumers()
@@ -149,8 +153,11 @@ class Assembler:
         total = Number(62, True, number.fraction + fraction)
         target = self._wire(node.shape, total, "accumulator", i)
         window = view_of(ref.index, self.wires[source].shape)
+        mask = None
+        if self._settings.sparsity == "public" and not affine.public and not integers.all():
+            mask = PublicArray(integers != 0)
         step = Linear(source, target, affine.op, tuple(affine.weight.shape), weight, affine.stride, affine.padding,
-                      affine.dilation, affine.groups, affine.public, window, node.name)  # fmt: skip
+                      affine.dilation, affine.groups, affine.public, window, node.name, mask)  # fmt: skip
         shape = step.target_shape(ref.shape)
         if shape != node.shape:  # a scaling of single elements, whose result has the source's shape
             self.wires[target] = dataclasses.replace(self.wires[target], shape=shape)
@@ -267,7 +274,8 @@ class Assembler:
                 intervals[step.target] = circuit_interval(step, numbers, sources)
         public = {i: w for i, w in weights.items() if getattr(self.steps[i], "public", False)}
         entry = self._entry
-        encoding = Encoding(spec.bounds, spec.mean, spec.std, entry.unit, entry.low, entry.high)
+        projection = None if self._projection is None else PublicArray(self._projection)
+        encoding = Encoding(spec.bounds, spec.mean, spec.std, entry.unit, entry.low, entry.high, projection)
         program = Program(
             tuple(wires),
             tuple(self.steps),

@@ -18,6 +18,7 @@ from deepseal.secure_inference.compile.graph import Graph, Node, run
 from deepseal.secure_inference.compile.program import Number
 
 Reals = NDArray[np.float64]
+SPARSITY = ("secret", "public")
 SAMPLES = 512  # of the calibration set
 _KEPT = 100_000  # values of each layer
 _BATCH = 64
@@ -34,6 +35,7 @@ class CompileSettings(Parameters):
     ring_bits: int = parameter(62, "largest ring", minimum=8, maximum=62)
     accept_overflow: bool = parameter(False, "rings from the calibration set only: rarer inputs may wrap around")
     permits: str = parameter("label", "what the client learns", choices=("label", "logits"))
+    sparsity: str = parameter("secret", "public: the map of zero weights, whose work is left out", choices=SPARSITY)
     activations: str = parameter("piecewise_linear", "form of sigmoid, tanh, SiLU, GELU", choices=FORMS)
 
 
@@ -139,11 +141,19 @@ class InputFormat:
     high: int
 
 
-def input_format(graph: Graph, spec: InputSpec, seen: Statistics, settings: CompileSettings) -> InputFormat:
-    """The input's format: over its bounds, exactly for evenly spaced values where only secret linear layers read it."""
+def input_format(
+    graph: Graph, spec: InputSpec, seen: Statistics, settings: CompileSettings, *, projected: bool = False
+) -> InputFormat:
+    """The input's format: over its bounds, exactly for evenly spaced values where only secret linear layers read it.
+
+    A projected input has no bounds: the format holds what the calibration set gave.
+    """
     bits = settings.input_bits or settings.activation_bits
-    ends = spec.normalise(torch.tensor([spec.bounds] * spec.shape[0], dtype=torch.float64).T.reshape(
-        2, spec.shape[0], *(1,) * (len(spec.shape) - 1)).expand(2, *spec.shape))  # fmt: skip
+    if projected:
+        ends = torch.tensor([seen.low, seen.high], dtype=torch.float64)
+    else:
+        ends = spec.normalise(torch.tensor([spec.bounds] * spec.shape[0], dtype=torch.float64).T.reshape(
+            2, spec.shape[0], *(1,) * (len(spec.shape) - 1)).expand(2, *spec.shape))  # fmt: skip
     low, high = float(ends.min()), float(ends.max())
     signed = low < 0
     if bits < 1 + int(signed):

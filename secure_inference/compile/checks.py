@@ -41,6 +41,7 @@ def check_program(program: Program) -> None:
     number, (low, high) = program.wires[program.input].number, program.input_range
     if not number.low <= low <= high <= number.high:
         raise InputError(f"inputs within {number.low} … {number.high}", found=f"{low} … {high}", do=_DO)
+    _check_projection(program)
     for step in program.steps:
         sources = [step.source] if isinstance(step, Linear) else [operand.source for operand in step.operands]
         if not sources or any(_wire(program, source) not in ready for source in sources):
@@ -65,6 +66,20 @@ def check_program(program: Program) -> None:
         step = program.steps[index]
         if not isinstance(step, Linear) or weights.weight.shape != step.weight_shape:
             raise InputError("constants of the steps' shapes", found=f"{weights.weight.shape}", do=_DO)
+        if step.mask is not None and bool(weights.weight[~step.mask.array].any()):
+            raise InputError("constants that are 0 outside the mask", found=f"others in step {index}", do=_DO)
+
+
+def _check_projection(program: Program) -> None:
+    projection, wire = program.encoding.projection, program.wires[program.input]
+    if projection is None:
+        return
+    shape = projection.array.shape
+    if projection.array.dtype.kind != "f" or len(shape) < 2 or wire.shape != shape[:1] or 0 in shape:
+        found = f"{projection.array.dtype} of shape {shape} for an input of shape {wire.shape}"
+        raise InputError("a projection to the input's shape", found=found, do=_DO)
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise InputError(f"a projection of at most {_MOST_ELEMENTS} numbers", found=f"{math.prod(shape)}", do=_DO)
 
 
 def _wire(program: Program, wire: int) -> int:
@@ -97,6 +112,9 @@ def _check_linear(program: Program, step: Linear) -> None:
         raise InputError("shapes that fit together", found=found, do=_DO)
     if step.window is not None:
         view_index(step.window, source.size)
+    if step.mask is not None and (step.mask.array.dtype.kind != "b" or step.mask.array.shape != step.weight_shape):
+        found = f"{step.mask.array.dtype} of shape {step.mask.array.shape} in {step.name!r}"
+        raise InputError("a mask of booleans of the weights' shape", found=found, do=_DO)
 
 
 def _check_circuit(program: Program, step: Circuit) -> None:

@@ -21,6 +21,7 @@ from deepseal.secure_inference.compile.folding import without_last_curve
 from deepseal.secure_inference.compile.graph import Graph, run
 from deepseal.secure_inference.compile.lower import lower
 from deepseal.secure_inference.compile.program import Linear, Number, Program
+from deepseal.secure_inference.compile.projected import project, projected, projection_of
 from deepseal.secure_inference.compile.simulate import encode_input, simulate
 from deepseal.secure_inference.compile.weights import Weights
 
@@ -42,7 +43,7 @@ class LayerReport:
         error: root mean square difference from the real-valued network, relative to its root mean square; None
             where no layer of the network corresponds.
         and_gates: of all lanes together; the addition of the parties' shares is not counted.
-        products: multiplications with weights.
+        products: multiplications with weights; in a program with masks only those that the output depends on.
     """
 
     name: str
@@ -126,31 +127,39 @@ def compile_report(model: Classifier, calibration: Split, settings: CompileSetti
     values = simulate(assembled.program, assembled.weights, encode_input(assembled.program, x).values,
                       intermediates=True)  # fmt: skip
     with torch.no_grad():
-        real = run(graph, model.spec.normalise(x.double()))
+        real = run(graph, _entering(model, x))
     return Compiled(assembled.program, assembled.weights, _layers(assembled, values, real))
 
 
 def _compile(model: Classifier, calibration: Split, settings: CompileSettings) -> tuple[Graph, Assembled]:
     calibration.check(model.spec)
-    graph = lower(model)
+    graph, projection = lower(model), projection_of(model)
+    if projection is not None:
+        graph = projected(graph, projection)
     if settings.permits == "label":
         graph = without_last_curve(graph)
     samples = calibration.x[:SAMPLES]
-    seen = measure(graph, model.spec.normalise(samples.double()))
+    seen = measure(graph, _entering(model, samples))
     numbers = choose_numbers(graph, seen, settings)
-    assembler = Assembler(graph, numbers, input_format(graph, model.spec, seen[0], settings), settings)
+    entry = input_format(graph, model.spec, seen[0], settings, projected=projection is not None)
+    assembler = Assembler(graph, numbers, entry, settings, projection)
     assembler.assemble()
     name = model.architecture or type(model.module).__name__
     if not settings.accept_overflow:
         return graph, assembler.finish(model.spec, name)
-    wide = Assembler(graph, numbers, input_format(graph, model.spec, seen[0], settings),
-                     dataclasses.replace(settings, ring_bits=62))  # fmt: skip
+    wide = Assembler(graph, numbers, entry, dataclasses.replace(settings, ring_bits=62), projection)
     wide.assemble()
     sound = wide.finish(model.spec, name)
     x = encode_input(sound.program, samples).values
     values = simulate(sound.program, sound.weights, x, intermediates=True)
     intervals = [(int(values[i].min()), int(values[i].max())) for i in range(len(sound.program.wires))]
     return graph, assembler.finish(model.spec, name, intervals)
+
+
+def _entering(model: Classifier, x: torch.Tensor) -> torch.Tensor:
+    """What the graph's input is for samples in data space: normalised, and projected if the model has a projection."""
+    normalised, projection = model.spec.normalise(x.double()), projection_of(model)
+    return normalised if projection is None else project(normalised, projection)
 
 
 def _layers(assembled: Assembled, values: dict[int, Any], real: list[torch.Tensor]) -> tuple[LayerReport, ...]:
@@ -167,6 +176,8 @@ def _layers(assembled: Assembled, values: dict[int, Any], real: list[torch.Tenso
         products = 0
         if isinstance(step, Linear):
             products = wire.size * int(np.prod(step.weight_shape[1:]))
+            if program.live is not None:
+                products = len(step.connections(program).weights)
         rows.append(
             LayerReport(
                 step.name,

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -21,7 +22,14 @@ from numpy.typing import NDArray
 
 from deepseal.errors import InputError, understood
 from deepseal.files import read_bytes, write_atomically
-from deepseal.secure_inference.compile.arrays import LinearWeights, pack_arrays, unpack_arrays
+from deepseal.secure_inference.compile.arrays import (
+    LinearWeights,
+    PublicArray,
+    pack_arrays,
+    pack_public,
+    unpack_arrays,
+    unpack_public,
+)
 from deepseal.secure_inference.compile.windows import Gather, View, Window, view_from_dict, view_index
 
 FORMAT = 1
@@ -97,6 +105,12 @@ class Connections:
     weights: Ints
 
 
+def _chosen(met: Connections, kept: NDArray[np.bool_]) -> Connections:
+    before = np.zeros(len(kept) + 1, dtype=np.int64)
+    np.cumsum(kept, out=before[1:])
+    return Connections(before[met.starts], met.outputs[kept], met.weights[kept])
+
+
 @dataclasses.dataclass(frozen=True)
 class Linear:
     """target = W source + b modulo 2^l, with l the bits of the target, an accumulator.
@@ -116,6 +130,7 @@ class Linear:
         public: the weights are public constants (average pooling) and stored in the program.
         window: the tensor that the step works on, as a view of the source; None: the source as it is.
         name: of the layer in the model, for messages.
+        mask: bool of ``weight_shape``: a public map of the weights that may be other than 0; None: all may.
     """
 
     source: int
@@ -130,6 +145,7 @@ class Linear:
     public: bool = False
     window: View | None = None
     name: str = ""
+    mask: PublicArray | None = None
 
     @property
     def spatial(self) -> int:
@@ -155,7 +171,21 @@ class Linear:
         return np.broadcast_to(np.arange(shape[axis]).reshape(sizes), shape).reshape(-1).astype(np.int64)
 
     def connections(self, program: Program) -> Connections:
-        """The multiplications; those with padding are left out."""
+        """The multiplications; those with padding are left out.
+
+        In a program with masks also those outside the mask, and those whose result nobody reads (``Program.live``).
+        """
+        live = program.live
+        if live is None:
+            return self._every_connection(program)
+        met = self._masked_connections(program)
+        return _chosen(met, live[self.target][met.outputs])
+
+    def _masked_connections(self, program: Program) -> Connections:
+        every = self._every_connection(program)
+        return every if self.mask is None else _chosen(every, self.mask.array.reshape(-1)[every.weights])
+
+    def _every_connection(self, program: Program) -> Connections:
         size = program.wires[self.source].size
         shape = self.input_shape(program)
         if self.op == "linear" and self.window is None and len(shape) == 1:
@@ -257,6 +287,7 @@ class Encoding:
 
     v = ((x - mean) / std) / unit, clamped to ``bounds`` in x first, then round(v 2^fraction), clamped to the format.
     The unit is a factor that the first layer's weights carry, so that for instance images of 255 grey levels are exact.
+    With a projection P, the normalised sample z = (x - mean) / std is replaced by P z before the division by the unit.
 
     Attributes:
         bounds: smallest and largest value of x.
@@ -264,6 +295,7 @@ class Encoding:
         unit: real value of the integer 2^fraction.
         low: smallest integer that this gives; the rings hold for integers from there to ``high``. None: the format's.
         high: largest integer.
+        projection: float64 (columns, *shape of a sample), public; None: the input wire has the sample's shape.
     """
 
     bounds: tuple[float, float]
@@ -272,6 +304,7 @@ class Encoding:
     unit: float = 1.0
     low: int | None = None
     high: int | None = None
+    projection: PublicArray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,12 +352,54 @@ class Program:
         return number.low if low is None else low, number.high if high is None else high
 
     @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample in data space, as the client has it."""
+        projection = self.encoding.projection
+        return self.wires[self.input].shape if projection is None else projection.array.shape[1:]
+
+    @property
     def secret_steps(self) -> tuple[int, ...]:
         """Indices of the linear steps whose weights are secret."""
         return tuple(i for i, step in enumerate(self.steps) if isinstance(step, Linear) and not step.public)
 
+    @property
+    def public_arrays(self) -> dict[str, PublicArray]:
+        """The input's projection (``projection``) and the masks of linear steps (``0.mask`` for step 0), where any."""
+        found = {f"{i}.mask": step.mask for i, step in enumerate(self.steps) if isinstance(step, Linear) and step.mask}
+        return {**found, **({"projection": self.encoding.projection} if self.encoding.projection else {})}
+
+    @cached_property
+    def live(self) -> Mapping[int, NDArray[np.bool_]] | None:
+        """For each wire which of its elements the output depends on, flat; None in a program without masks."""
+        if not any(isinstance(step, Linear) and step.mask is not None for step in self.steps):
+            return None
+        live = {i: np.zeros(wire.size, dtype=np.bool_) for i, wire in enumerate(self.wires)}
+        live[self.output][:] = True
+        for step in reversed(self.steps):
+            wanted = live[step.target]
+            if isinstance(step, Linear):
+                met = step._masked_connections(self)
+                sources = np.repeat(np.arange(len(met.starts) - 1), np.diff(met.starts))
+                live[step.source][sources[wanted[met.outputs]]] = True
+                continue
+            for operand in step.operands:
+                read = operand.index(self)[wanted]
+                live[operand.source][read[read >= 0]] = True
+        return live
+
+    @property
+    def disclosed(self) -> tuple[str, ...]:
+        """What the program shows of the model and its training data, for people to accept before it is handed out."""
+        parts = [f"the architecture ({len(self.steps)} steps)", "the number formats"]
+        masked = sum(isinstance(step, Linear) and step.mask is not None for step in self.steps)
+        if masked:
+            parts.append(f"which weights are zero in {masked} of its layers")
+        if self.encoding.projection is not None:
+            parts.append(f"the space that {len(self.encoding.projection.array)} of the training samples span")
+        return (*parts, f"the {'logits' if self.permits == 'logits' else 'label'} of each question")
+
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; constants only by their digest."""
+        """Plain values, ready for JSON; constants and public arrays only by their digest."""
         return {
             "format": FORMAT,
             "name": self.name,
@@ -345,11 +420,13 @@ class Program:
         return hashlib.sha256(b"deepseal program\0" + text.encode()).hexdigest()
 
     def save(self, folder: Path, *, force: bool = False) -> None:
-        """Write ``public/program.json`` and, where there are public constants, ``public/constants.npz``."""
+        """Write ``public/program.json`` and, where there are any, ``constants.npz`` and ``arrays.npz`` beside it."""
         place = folder / "public"
         _make_folder(place, 0o755)
         if self.constants:
             write_atomically(place / "constants.npz", pack_arrays(self.constants), force=force)
+        if self.public_arrays:
+            write_atomically(place / "arrays.npz", pack_public(self.public_arrays), force=force)
         text = json.dumps(self.as_dict(), indent=1, sort_keys=True)
         write_atomically(place / "program.json", text.encode() + b"\n", force=force)
 
@@ -373,12 +450,20 @@ class Program:
                 if plain["constants"] != {str(i): weights.digest() for i, weights in sorted(constants.items())}:
                     do = "copy the whole folder public"
                     raise InputError("the constants of this program", found="others", do=do)
-            return _from_dict(plain, constants)
+            arrays: Mapping[str, PublicArray] = {}
+            if plain["encoding"].get("projection") or any(step.get("mask") for step in plain["steps"]):
+                arrays = unpack_public(read_bytes(place / "arrays.npz", "public arrays", limit=_LARGEST))
+            return _from_dict(plain, constants, arrays)
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, PublicArray):
+        return value.digest()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        for name in ("mask", "projection"):  # absent rather than null: digests of programs without them stay
+            if name in fields and fields[name] is None:
+                del fields[name]
         return {"view": type(value).__name__.lower(), **fields} if isinstance(value, Window | Gather) else fields
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -387,13 +472,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _from_dict(plain: Mapping[str, Any], constants: Mapping[int, LinearWeights]) -> Program:
+def _from_dict(
+    plain: Mapping[str, Any], constants: Mapping[int, LinearWeights], arrays: Mapping[str, PublicArray]
+) -> Program:
     steps: list[Step] = []
-    for entry in plain["steps"]:
+    for number, entry in enumerate(plain["steps"]):
         values = {name: _tuple(value) for name, value in entry.items() if name != "step"}
         if entry["step"] == "linear":
             window = None if entry["window"] is None else view_from_dict(entry["window"])
-            steps.append(Linear(**{**values, "weight": Number(**entry["weight"]), "window": window}))
+            mask = _public(arrays, f"{number}.mask", entry.get("mask"))
+            steps.append(Linear(**{**values, "weight": Number(**entry["weight"]), "window": window, "mask": mask}))
         else:
             operands = tuple(
                 Operand(o["source"], None if o["window"] is None else view_from_dict(o["window"]))
@@ -401,10 +489,20 @@ def _from_dict(plain: Mapping[str, Any], constants: Mapping[int, LinearWeights])
             )
             steps.append(Circuit(**{**values, "operands": operands, "options": dict(entry["options"])}))
     wires = tuple(Wire(tuple(w["shape"]), Number(**w["number"]), w["kind"]) for w in plain["wires"])
-    encoding = Encoding(**{name: _tuple(value) for name, value in plain["encoding"].items()})
+    values = {name: _tuple(value) for name, value in plain["encoding"].items()}
+    encoding = Encoding(**{**values, "projection": _public(arrays, "projection", values.get("projection"))})
     names = ("input", "output", "permits", "name", "versions", "labels")
     rest = {name: plain[name] for name in names}
     return Program(wires, tuple(steps), encoding=encoding, constants=constants, **rest)
+
+
+def _public(arrays: Mapping[str, PublicArray], name: str, digest: str | None) -> PublicArray | None:
+    if digest is None:
+        return None
+    if name not in arrays or arrays[name].digest() != digest:
+        found = "another" if name in arrays else "none"
+        raise InputError(f"the public array {name} of this program", found=found, do="copy the whole folder public")
+    return arrays[name]
 
 
 def _tuple(value: Any) -> Any:

@@ -35,7 +35,7 @@ class Encoded:
 
 
 def encode_input(program: Program, x: ArrayLike, *, clamp: bool = True) -> Encoded:
-    """Samples in data space as integers: normalised, divided by the unit, rounded (halves to even).
+    """Samples in data space as integers: normalised, projected, divided by the unit, rounded (halves to even).
 
     Args:
         program: gives shape, bounds, normalisation and format.
@@ -50,10 +50,11 @@ def encode_input(program: Program, x: ArrayLike, *, clamp: bool = True) -> Encod
     if array.dtype.kind not in "fiub":
         raise InputError("numbers as input", found=str(array.dtype), do="convert the input")
     values = array.astype(np.float64)
-    if values.shape == wire.shape:
+    shape = program.sample_shape
+    if values.shape == shape:
         values = values[None]
-    if values.shape[1:] != wire.shape:
-        expected = f"inputs of shape (N, {', '.join(map(str, wire.shape))})"
+    if values.shape[1:] != shape:
+        expected = f"inputs of shape (N, {', '.join(map(str, shape))})"
         raise InputError(expected, found=str(values.shape), do="use the data that the model was trained for")
     if not np.isfinite(values).all():
         raise InputError("finite inputs", found="NaN or infinite values", do="clean the data")
@@ -67,11 +68,21 @@ def encode_input(program: Program, x: ArrayLike, *, clamp: bool = True) -> Encod
     values = np.clip(values, low, high)
     for part, scale in ((encoding.mean, False), (encoding.std, True)):
         if part is not None:
-            numbers = np.array(part).reshape(-1, *(1,) * (len(wire.shape) - 1))
+            numbers = np.array(part).reshape(-1, *(1,) * (len(shape) - 1))
             values = values / numbers if scale else values - numbers
+    if encoding.projection is not None:
+        matrix = encoding.projection.array
+        values = values.reshape(len(values), -1) @ matrix.reshape(len(matrix), -1).T
     exact = np.rint(values / encoding.unit * 2.0**wire.number.fraction)
     clipped = np.clip(exact, *program.input_range)
-    count += int(((np.abs(clipped - exact) > 1) & ~outside).sum())
+    far = np.abs(clipped - exact) > 1
+    if encoding.projection is not None:
+        if far.any() and not clamp:
+            found = f"{int(far.sum())} projected values outside"
+            do = "use inputs like those of the calibration set, or let them be clamped"
+            raise InputError("inputs whose projection is in the calibrated range", found=found, do=do)
+        outside = np.zeros_like(far)
+    count += int((far & ~outside).sum())
     return Encoded(clipped.astype(np.int64), count)
 
 

@@ -81,6 +81,9 @@ def check_layer(program: Program, index: int, weights: LinearWeights) -> None:
     if not isinstance(step, Linear) or weights.weight.shape != step.weight_shape:
         found = f"shape {weights.weight.shape} for step {index}"
         raise InputError("weights of the program's shapes", found=found, do="compile the model again")
+    if step.mask is not None and bool(weights.weight[~step.mask.array].any()):
+        found = f"others in step {index} ({step.name})"
+        raise InputError("weights that are 0 where the program's public map says so", found=found, do="compile again")
     low, high = int(weights.weight.min(initial=0)), int(weights.weight.max(initial=0))
     if low < step.weight.low or high > step.weight.high:
         found = f"weights outside it in step {index} ({step.name})"

@@ -207,7 +207,6 @@ class ReferenceGarbler(_Session):
         self.gates += plan.and_gates * lanes
         return results, bytes(tables)
 
-
     def and_own(self, a: NDArray[np.uint8], bits: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], bytes]:
         """Zero labels (n, 16) of a and our bits (n,), and the tables, 16 bytes each; a: zero labels (n, 16)."""
         rows = zip(_integers(a), bits.tolist(), self._halves(len(a)), strict=True)

@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from deepseal.secure_inference.compile.program import Program
 from deepseal.secure_inference.compile.simulate import decode_output, encode_input
 from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
+from deepseal.secure_inference.roles.answers import Answer
 from deepseal.secure_inference.roles.layers import Prepared, prepare
 from deepseal.secure_inference.roles.mixed import ClientSession
 from deepseal.secure_inference.transport import Channel, Counters, Tls, connect
@@ -26,25 +27,6 @@ if TYPE_CHECKING:
 class Cost:
     """What a part of a session took."""
 
-    seconds: float
-    bytes_sent: int
-    bytes_received: int
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What the client learns.
-
-    Args:
-        values: labels (N,) as integers, or logits (N, classes).
-        clamped: input values that were outside the program's range and became the nearest value inside.
-        seconds: from the question to the answer, without the set-up of the session and what was prepared ahead.
-        bytes_sent: for this question, likewise.
-        bytes_received: for this question, likewise.
-    """
-
-    values: NDArray[np.int64] | NDArray[np.float64]
-    clamped: int
     seconds: float
     bytes_sent: int
     bytes_received: int

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from deepseal.errors import DeepSealError, InputError, TransportError
+from deepseal.errors import InputError
 from deepseal.secure_inference.compile.program import Program
 from deepseal.secure_inference.compile.weights import Weights
 from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
 from deepseal.secure_inference.roles.layers import prepare_server
 from deepseal.secure_inference.roles.mixed import ServerSession
-from deepseal.secure_inference.transport import Channel, Tls, listen
+from deepseal.secure_inference.roles.reception import Reception, Served
+from deepseal.secure_inference.transport import Channel, Tls
 
-
-@dataclass(frozen=True)
-class Served:
-    """How one client's session went. Nothing in it depends on inputs or weights.
-
-    Args:
-        client: number of the client, from 1.
-        questions: that were answered.
-        seconds: from its connection to its end.
-        bytes_sent: by us.
-        bytes_received: by us.
-        error: one line, or None where all went well.
-    """
-
-    client: int
-    questions: int
-    seconds: float
-    bytes_sent: int
-    bytes_received: int
-    error: str | None
+if TYPE_CHECKING:
+    from deepseal.secure_inference.roles.desk import Desk
 
 
 @dataclass
@@ -53,6 +36,7 @@ class Server:
             all those without one are one client. Extracting a model takes many.
         timeout: seconds of the longest wait for a client.
         report: called when a session ends, from its thread.
+        halves: where constrained clients leave the halves of their questions; see ``delegate``.
 
     Raises:
         InputError: weights of another program.
@@ -66,6 +50,7 @@ class Server:
     most_samples: int | None = None
     timeout: float = 60.0
     report: Callable[[Served], None] | None = None
+    halves: Desk | None = None
 
     def __post_init__(self) -> None:
         self._ready = prepare_server(self.program, self.weights)
@@ -73,9 +58,7 @@ class Server:
             raise InputError("at least one client, question and sample", found="none", do="allow one")
         base_ot.load()
         self._stopping = threading.Event()
-        self._places = threading.BoundedSemaphore(self.most_clients)
-        self._threads: set[threading.Thread] = set()
-        self._count = 0
+        self._reception = Reception(self._client, most=self.most_clients, timeout=self.timeout, report=self.report)
         self._lock = threading.Lock()
         self._asked: dict[bytes, int] = {}  # samples, by certificate
 
@@ -98,55 +81,28 @@ class Server:
         Raises:
             InputError: an address that cannot be used.
         """
-        with listen(address, tls=tls, timeout=self.timeout, allow_plain=allow_plain) as listener:
+        with self._reception.open(address, tls=tls, allow_plain=allow_plain) as where:
             if ready is not None:
-                ready(listener.address)
-            while not self._stopping.is_set():
-                try:
-                    channel = listener.accept(wait=0.5)
-                except TransportError as error:
-                    if error.__class__ is TransportError and isinstance(error.__cause__, TimeoutError):
-                        continue  # nobody came yet
-                    self._tell(Served(0, 0, 0.0, 0, 0, str(error)))
-                    continue
-                self._count += 1
-                if not self._places.acquire(blocking=False):
-                    channel.refuse(f"busy with {self.most_clients} clients; try again later")
-                    self._tell(Served(self._count, 0, 0.0, 0, 0, "turned away: too many clients at once"))
-                    continue
-                thread = threading.Thread(target=self._session, args=(channel, self._count), daemon=True)
-                self._threads.add(thread)
-                thread.start()
-        for thread in tuple(self._threads):
-            thread.join(self.timeout)
+                ready(where)
+            self._stopping.wait()
 
     def stop(self) -> None:
         """Take no further clients; ``serve`` returns once the present ones are done."""
         self._stopping.set()
 
-    def _session(self, channel: Channel, client: int) -> None:
-        clock, session, error = time.perf_counter(), None, None
+    def _client(self, channel: Channel, count: Callable[[], None]) -> None:
+        session = ServerSession(channel, self._ready, self.settings, self._allowance(channel), self.halves)
         try:
-            with channel:
-                session = ServerSession(channel, self._ready, self.settings, self._allowance(channel))
-                while session.answer():
-                    if session.questions == self.most_questions:
-                        channel.refuse(f"a session may ask {self.most_questions} questions; start a new one")
-                        break
-        except DeepSealError as failure:
-            error = str(failure)
-        except Exception as failure:
-            error = f"a fault of ours: {type(failure).__name__}"
+            answered = 0
+            while session.answer():
+                for _ in range(session.questions - answered):
+                    count()
+                answered = session.questions
+                if answered >= self.most_questions:
+                    channel.refuse(f"a session may ask {self.most_questions} questions; start a new one")
+                    break
         finally:
-            self._places.release()
-            questions = 0
-            if session is not None:
-                session.erase()
-                questions = session.questions
-            found = channel.counters
-            seconds = time.perf_counter() - clock
-            self._tell(Served(client, questions, seconds, found.bytes_sent, found.bytes_received, error))
-            self._threads.discard(threading.current_thread())
+            session.erase()
 
     def _allowance(self, channel: Channel) -> Callable[[int], bool]:
         who = hashlib.sha256(channel.peer_certificate or b"").digest()
@@ -160,7 +116,3 @@ class Server:
                 return True
 
         return allows
-
-    def _tell(self, served: Served) -> None:
-        if self.report is not None:
-            self.report(served)

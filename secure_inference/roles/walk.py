@@ -39,7 +39,7 @@ def walk(ready: Prepared, source: Array, batch: int, side: Side) -> tuple[Array,
     """All layers, from the labels of the input, (bits, batch x elements, 16).
 
     Returns:
-        The output's labels, (bits, batch, elements, 16), and None; or no labels, and our shares of it, (batch, elements).
+        The output's labels, (bits, batch, elements, 16), and None; or none, and our shares of it, (batch, elements).
     """
     program = ready.program
     wire = program.wires[program.input]

@@ -6,7 +6,8 @@ both HELLOs. So a session either starts on both sides or on none. The identity o
     SHA-256(label, garbler's nonce, evaluator's nonce, garbler's hello, evaluator's hello,
             SHA-256(garbler's certificate), SHA-256(evaluator's certificate))
 
-where each item follows its length (8 bytes, little-endian), and the last two are empty without TLS.
+where each item follows its length (8 bytes, little-endian), and the last two are empty without TLS. Where a constrained
+client delegates, the server or the proxy stands in the garbler's place and the client in the evaluator's.
 """
 
 from __future__ import annotations
@@ -26,11 +27,18 @@ from deepseal.secure_inference.transport.channel import Channel
 from deepseal.secure_inference.transport.frames import Kind, readable
 
 VERSION = 1
-ROLES = ("garbler", "evaluator")
+PARTNERS = {
+    "garbler": ("evaluator",),
+    "evaluator": ("garbler",),
+    "server": ("client",),
+    "proxy": ("client",),
+    "client": ("server", "proxy"),
+}
 HELLO_LIMIT = 64 * 2**10
 _NONCE = 32
 _DIGITS = 20  # of an integer; enough for 64 bits
 _LABEL = b"deepseal session 1"
+_SECOND = ("evaluator", "client")  # in the identity of a session
 _SAME = "use the same program, engine, number format, parameters and DeepSeal on both sides"
 
 
@@ -39,7 +47,7 @@ class Hello:
     """What a party says of itself; all of it is public.
 
     Args:
-        role: "garbler" or "evaluator".
+        role: "garbler" or "evaluator"; with delegation "server", "proxy" or "client", too.
         program: SHA-256 of the program in hexadecimal.
         engine: name of the engine.
         number: the number format, None where there is none.
@@ -86,12 +94,19 @@ class Session:
     peer: Hello
 
 
-def handshake(channel: Channel, hello: Hello, *, random: Callable[[int], bytes] = secrets.token_bytes) -> Session:
+def handshake(
+    channel: Channel,
+    hello: Hello,
+    *,
+    partner: str | None = None,
+    random: Callable[[int], bytes] = secrets.token_bytes,
+) -> Session:
     """Agree on a session with the other party; all of it within the channel's time-out.
 
     Args:
         channel: a fresh channel.
         hello: what we say.
+        partner: the other party's role, where ours leaves a choice.
         random: gives that many random bytes; another one only in tests.
 
     Raises:
@@ -107,14 +122,14 @@ def handshake(channel: Channel, hello: Hello, *, random: Callable[[int], bytes] 
             _refuse(channel, "random bytes of its own from the other party", "ours sent back", "check the address")
         try:
             peer = parse_hello(answer[_NONCE:])
-            _compare(hello, peer)
+            _compare(hello, peer, PARTNERS[hello.role] if partner is None else (partner,))
         except ProtocolError as error:
             found = error.seen_by_peer if isinstance(error, _DifferenceError) else error.found
             channel.refuse(f"expected {error.expected}, found {found}")
             raise
         ours = (nonce, hello.canonical(), _digest(channel.own_certificate))
         theirs = (answer[:_NONCE], answer[_NONCE:], _digest(channel.peer_certificate))
-        pairs = zip(*((ours, theirs) if hello.role == ROLES[0] else (theirs, ours)), strict=True)
+        pairs = zip(*((ours, theirs) if hello.role not in _SECOND else (theirs, ours)), strict=True)
         session = _hash(_LABEL, *(item for pair in pairs for item in pair))
         channel.send(Kind.READY, _ready(session, hello.role))
         if not hmac.compare_digest(channel.receive(Kind.READY, at_most=32), _ready(session, peer.role)):
@@ -156,10 +171,14 @@ def parse_hello(text: bytes) -> Hello:
     return peer
 
 
-def _compare(ours: Hello, theirs: Hello) -> None:
+def _compare(ours: Hello, theirs: Hello, partners: tuple[str, ...]) -> None:
     if ours.role == theirs.role:
-        do = "start one side as garbler and the other as evaluator"
+        do = f"start one side as {ours.role} and the other as {' or '.join(partners)}"
         raise ProtocolError("two different roles", found=f"both sides as {ours.role}", do=do)
+    if theirs.role not in partners:
+        expected = f"{' or '.join(partners)} as the role that meets {ours.role}"
+        do = "check which address is whose, and what the other side was started as"
+        raise ProtocolError(expected, found=theirs.role, do=do)
     rows: list[tuple[str, object, object]] = [
         (name, getattr(ours, name), getattr(theirs, name)) for name in ("program", "engine", "number")
     ]
@@ -188,8 +207,8 @@ def _problem(content: Mapping[str, Any]) -> str | None:
     """What is wrong with the values of a hello, if anything is."""
     role, program, engine, number = (content[name] for name in ("role", "program", "engine", "number"))
     parameters = content["parameters"]
-    if role not in ROLES:
-        return f"the role {_shown(role)}, which is neither garbler nor evaluator"
+    if not isinstance(role, str) or role not in PARTNERS:
+        return f"the role {_shown(role)}, which is none of {', '.join(PARTNERS)}"
     if not isinstance(program, str) or not re.fullmatch(r"[0-9a-f]{64}", program):
         return f"the program {_shown(program)}, which is no SHA-256 in hexadecimal"
     for name, value in (("engine", engine), ("number", "-" if number is None else number)):

@@ -59,6 +59,27 @@ def parse_address(text: str) -> tuple[str, int]:
     return match[1] or match[2] or LOOPBACK, int(match[3])
 
 
+class Caller:
+    """A party that has connected, before any byte of it was read."""
+
+    def __init__(
+        self, sock: socket.socket, context: SSLContext | None, tls: Tls | None, timeout: float, limit: int
+    ) -> None:
+        self._sock, self._context, self._tls, self._timeout, self._limit = sock, context, tls, timeout, limit
+
+    def greet(self) -> Channel:
+        """Its channel, after the greeting of TLS.
+
+        Raises:
+            TransportError: it stalls, hangs up, or is no party with the right certificate.
+        """
+        return _channel(self._sock, self._context, self._tls, server=True, timeout=self._timeout, limit=self._limit)
+
+    def close(self) -> None:
+        """Hang up without a word."""
+        self._sock.close()
+
+
 class Listener:
     """A port that waits for parties; see ``listen``. Closing it leaves accepted channels open."""
 
@@ -70,7 +91,7 @@ class Listener:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def accept(self, *, wait: float | None = None) -> Channel:
-        """The next party that connects.
+        """The next party that connects, greeted.
 
         Args:
             wait: seconds to wait for one; the listener's time-out, if None.
@@ -78,6 +99,14 @@ class Listener:
         Raises:
             TransportError: nobody came in time, or who came is no party with the right certificate; the listener
                 stays open and may accept again.
+        """
+        return self.caller(wait=wait).greet()
+
+    def caller(self, *, wait: float | None = None) -> Caller:
+        """The next party that connects, as it comes: it may still keep us waiting in ``greet``.
+
+        Raises:
+            TransportError: nobody came in time (then its cause is a ``TimeoutError``).
         """
         try:
             self._sock.settimeout(self.timeout if wait is None else wait)
@@ -88,7 +117,7 @@ class Listener:
         except OSError as error:
             found = error.strerror or str(error)
             raise TransportError(f"a party to connect to {self.address}", found=found, do="listen again") from error
-        return _channel(sock, self._context, self._tls, server=True, timeout=self.timeout, limit=self._limit)
+        return Caller(sock, self._context, self._tls, self.timeout, self._limit)
 
     def close(self) -> None:
         """Stop listening."""

@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,6 +54,10 @@ class Tls:
     key: Path | str
     ca: Path | str
     peer_name: str | None = None
+
+    def expecting(self, name: str | None) -> Tls:
+        """The same for a party whose certificate carries this DNS name."""
+        return replace(self, peer_name=name)
 
 
 def context(settings: Tls, *, server: bool) -> ssl.SSLContext:

@@ -47,11 +47,15 @@ def server(folder):
         assert "private.serve: done" in out
 
 
-def query(folder, *words):
+def run_private(folder, *words):
     done = subprocess.run(
-        [*DEEPSEAL, "private", "query", *words], cwd=folder, env=ENV, capture_output=True, text=True, check=False
+        [*DEEPSEAL, "private", *words], cwd=folder, env=ENV, capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def query(folder, *words):
+    return run_private(folder, "query", *words)
 
 
 def test_query(folder, server, base, digits):
@@ -64,6 +68,22 @@ def test_query(folder, server, base, digits):
     code, out, _ = query(folder, "program/public", "--connect", server, "--input", "one.npy", "--json")
     assert code == 0
     assert json.loads(out)["results"]["label"] == int(base.predict(digits.test.x[:1])[0])
+
+
+def test_estimate_is_what_a_query_takes(folder, server):
+    """Bytes exactly, live and ahead; the record says what each layer adds."""
+    for words in ([], ["--ahead"]):
+        code, out, err = run_private(folder, "estimate", "program/public", "--samples", "3", *words, "--json")
+        assert code == 0, err
+        said = json.loads(out)["results"]
+        code, out, err = query(folder, "program/public", "--connect", server, "--input", "x.npy", *words, "--json")
+        assert code == 0, err
+        found = json.loads(out)["results"]
+        assert (said["bytes_sent"], said["bytes_received"]) == (found["bytes_sent"], found["bytes_received"])
+        assert said["bytes"] == sum(layer["up"] + layer["down"] for layer in said["layers"])
+        assert said["seconds"] > 0
+        offline = found["offline"] or {"bytes_sent": 0, "bytes_received": 0}
+        assert said["offline_bytes"] == offline["bytes_sent"] + offline["bytes_received"]
 
 
 def test_refusals(folder, server, tmp_path):

@@ -206,6 +206,22 @@ def test_each_certificate_has_its_share_of_samples(tmp_path):
             client.ask(x)
 
 
+def test_callers_that_say_nothing_keep_nobody_waiting(tmp_path):
+    """Their TLS greeting is waited for apart from the others'."""
+    made = make_certificates(tmp_path, ("server", "client"))
+    tls = {name: Tls(made.certificates[name], made.keys[name], made.ca) for name in made.certificates}
+    with serving(tls=tls["server"], timeout=8.0) as (address, program, _, found):
+        host, port = address.rsplit(":", 1)
+        with contextlib.ExitStack() as stack:
+            for _ in range(5):
+                stack.enter_context(socket.create_connection((host, int(port))))
+            with Client.connect(program, address, tls=tls["client"]) as client:
+                client.ask(reals(program, drawn(program, 1)))
+            wait_for(lambda: found, 5)
+            assert (found[0].questions, found[0].error) == (1, None), "before any of the silent ones was given up"
+        wait_for(lambda: len(found) == 6)
+
+
 def test_a_session_has_its_share_of_questions():
     with serving(most_questions=2) as (address, program, _, found):
         x = reals(program, drawn(program, 1))

@@ -130,6 +130,37 @@ class TestAgainstTheReference:
                 got = evaluate(evaluator, plan, active, tables, (1, 3, 129, turn + 1))
                 assert np.array_equal(got, labels ^ clear[..., None] * OFFSET)
 
+    def test_half_gates_byte_for_byte(self):
+        """Both kinds, of any number, between whole gates, and across the change of key."""
+        slow, slow_evaluator = ReferenceGarbler(SEED, DELTA), ReferenceEvaluator(SEED)
+        pairs = {kernels: parties(kernels) for kernels in KERNELS}
+        for turn, n in enumerate((0, 1, 2, 17, 300, 4000, 4001, 255)):
+            zero, bits, active = drawn(turn, 2, n)
+            x, y = bits
+            (own, own_tables), (peer, peer_tables) = slow.and_own(zero[0], y), slow.and_peer(*zero)
+            wanted = [labels ^ (x & y)[:, None] * OFFSET for labels in (own, peer)]
+            assert np.array_equal(slow_evaluator.and_peer(active[0], own_tables), wanted[0])
+            assert np.array_equal(slow_evaluator.and_own(*active, y, peer_tables), wanted[1])
+            whole = slow.garble(AND, zero) if n else None
+            if whole:
+                slow_evaluator.evaluate(AND, active, whole[1])
+            for garbler, evaluator in pairs.values():
+                tables = np.empty((n, 16), np.uint8)
+                assert np.array_equal(garbler.and_own(zero[0], y, tables), own)
+                assert tables.tobytes() == own_tables
+                assert np.array_equal(evaluator.and_peer(active[0], tables), wanted[0])
+                out = np.empty_like(own)
+                garbler.and_peer(*zero, tables, out)
+                assert np.array_equal(out, peer)
+                assert tables.tobytes() == peer_tables
+                evaluator.and_own(*active, y, tables, out)
+                assert np.array_equal(out, wanted[1])
+                if whole:
+                    assert garble(garbler, plan_of(AND), zero)[0] == whole[1]
+                    evaluate(evaluator, plan_of(AND), active, whole[1])
+                assert garbler.gates == evaluator.gates == slow.gates == slow_evaluator.gates
+        assert slow.gates > 8192
+
     def test_two_runs_that_alternate_share_the_numbers(self):
         """Tables of two runs taken in turn: each gate gets the next number, so the reference does the same."""
         zero, _, _ = drawn(1, 2, 40)
@@ -449,6 +480,25 @@ class TestBinding:
         ):
             with pytest.raises(ValueError):
                 call()
+
+    def test_half_gates_of_wrong_sizes(self):
+        (garbler, evaluator), (zero, bits, _) = parties(), drawn(0, 2, 5)
+        tables = np.empty((5, 16), np.uint8)
+        calls = [
+            lambda: garbler.and_own(zero[0], bits[0][:4], tables),
+            lambda: garbler.and_own(zero[0], bits[0], tables[:4]),
+            lambda: garbler.and_own(zero[0], bits[0], tables, tables[:4]),
+            lambda: garbler.and_peer(zero[0], zero[1][:4], tables),
+            lambda: garbler.and_peer(zero[0], zero[1], np.empty(81, np.uint8)[1:]),
+            lambda: evaluator.and_peer(zero[0], tables[:4]),
+            lambda: evaluator.and_own(zero[0], zero[1][:4], bits[0], tables),
+            lambda: evaluator.and_own(zero[0], zero[1], bits[0][:4], tables),
+            lambda: evaluator.and_own(zero[0], zero[1], bits[0], tables[:4]),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match="expected"):
+                call()
+        assert garbler.gates == evaluator.gates == 0
 
     def test_wrong_types(self):
         (garbler, _), plan = parties(), plan_of(AND)

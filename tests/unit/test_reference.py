@@ -17,7 +17,11 @@ from deepseal.secure_inference.reference.half_gates import (
     ReferenceEvaluator,
     ReferenceGarbler,
     evaluate_and,
+    evaluate_own,
+    evaluate_peer,
     garble_and,
+    garble_own,
+    garble_peer,
     garbler_input_labels,
     hash_block,
     permutation_key,
@@ -105,6 +109,20 @@ class TestGate:
                 result = evaluate_and(h, a0 ^ x * delta, b0 ^ y * delta, t_g, t_e, t, t2)
                 assert result == c0 ^ (x & y) * delta
                 assert (result ^ c0) & 1 == x & y  # colours decode
+
+    @given(st.binary(min_size=48, max_size=48), st.integers(0, 2**20))
+    @settings(max_examples=100, deadline=None)
+    def test_half_gates(self, data, half):
+        """One party knows y: the garbler, without labels for it; or the evaluator."""
+        a0, b0, delta = (int.from_bytes(data[i : i + 16], "little") for i in (0, 16, 32))
+        delta |= 1
+        h, t = tmmo(permutation_key(SEED, 1, 0)), int.from_bytes(tweak(1, 0, half), "little")
+        for x in (0, 1):
+            for y in (0, 1):
+                c0, table = garble_own(h, a0, y, delta, t)
+                assert evaluate_peer(h, a0 ^ x * delta, table, t) == c0 ^ (x & y) * delta
+                c0, table = garble_peer(h, a0, b0, delta, t)
+                assert evaluate_own(h, a0 ^ x * delta, b0 ^ y * delta, y, table, t) == c0 ^ (x & y) * delta
 
     def test_two_gates_that_share_a_wire_leak_the_offset_only_without_tweaks(self):
         """AND(a, b) and AND(a, c): T_G xor T_G' is the offset when the colours of b and c differ, so half the time."""
