@@ -18,7 +18,7 @@ OMP_NUM_THREADS ?= 1
 SECONDS ?= 60
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: help env demo test lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-engine benchmark-watermark clean
+.PHONY: help env demo test lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-engine benchmark-private benchmark-watermark clean
 
 # Sets $$cmake, and says what is wrong where there is none.
 define find-cmake
@@ -105,6 +105,9 @@ soak: $(STAMP) ## 2,000 sessions without growth, 10,000 mutated frames without a
 
 benchmark-engine: $(STAMP) ## Measure the garbling engine, beside EMP where it is installed
 	@"$(BIN)/python" benchmarks/engine.py $(ARGS)
+
+benchmark-private: $(STAMP) ## Measure private inference; as root also over LAN and WAN; ARGS='--peers PYTHON' for the peers
+	@"$(BIN)/python" benchmarks/private.py $(ARGS)
 
 benchmark-watermark: $(STAMP) ## Reproduce the DeepSigns table
 	@"$(BIN)/python" benchmarks/watermark_deepsigns.py $(ARGS)

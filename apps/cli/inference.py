@@ -12,7 +12,6 @@ import typer
 
 from deepseal.apps.cli.circuit import tls_of
 from deepseal.apps.cli.common import Json, RecordFile, remark, running
-from deepseal.errors import InputError
 
 if TYPE_CHECKING:
     from deepseal.secure_inference.roles.server import Served
@@ -22,6 +21,9 @@ Key = Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PE
 Authority = Annotated[Path | None, typer.Option("--tls-ca", help="The CA of both certificates (PEM).")]
 Plain = Annotated[bool, typer.Option("--allow-plain", help="Allow no encryption also beyond this machine.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Longest wait for the other party, in seconds.")]
+Protocol = Annotated[
+    str, typer.Option("--protocol", help="mixed; yao: everything garbled by the server; yao-client: by the client.")
+]
 Ahead = Annotated[bool, typer.Option("--ahead", help="First whatever does not depend on the input; timed apart.")]
 OtK = Annotated[int, typer.Option("--ot-k", help="SoftSpoken: 128/k bits are sent an OT.", min=1, max=8)]
 CheckOt = Annotated[bool, typer.Option("--check-ot", help="Catch a client that deviates in the OT extension.")]
@@ -30,7 +32,7 @@ CheckOt = Annotated[bool, typer.Option("--check-ot", help="Catch a client that d
 def serve(
     program: Annotated[Path, typer.Argument(help="Folder that compile wrote.", show_default=False)],
     listen: Annotated[str, typer.Option("--listen", help="Wait for clients on HOST:PORT.")] = "127.0.0.1:9001",
-    protocol: Annotated[str, typer.Option("--protocol", help="mixed.")] = "mixed",
+    protocol: Protocol = "mixed",
     delegates: Annotated[
         str | None, typer.Option("--delegates", help="Also take constrained clients, which use a proxy, on HOST:PORT.")
     ] = None,
@@ -62,19 +64,20 @@ def serve(
         from deepseal.secure_inference.protocol.extension import TransferSettings
         from deepseal.secure_inference.protocol.parties import Settings
         from deepseal.secure_inference.roles.desk import Desk
+        from deepseal.secure_inference.roles.modes import check_protocol, security
         from deepseal.secure_inference.roles.server import Server
 
-        _check_protocol(protocol)
+        check_protocol(protocol)
         loaded = Program.load(program)
         weights = Weights.load(program, loaded) if loaded.secret_steps else None
+        settings = Settings(TransferSettings(k=ot_k, checks=check_ot))
         remark(
-            f"public to every client: {'; '.join(loaded.disclosed)}. Secure against semi-honest "
-            "clients only: a malicious one could learn weights (docs/private-inference.md)"
+            f"public to every client: {'; '.join(loaded.disclosed)}. Security: "
+            f"{security(protocol, settings.transfer.security)} (docs/private-inference.md)"
         )
         if not accept_public and sys.stdin.isatty():
             typer.confirm("Serve it?", abort=True, err=True)
         found: list[Served] = []
-        settings = Settings(TransferSettings(k=ot_k, checks=check_ot))
         tls = tls_of(tls_cert, tls_key, tls_ca)
         desk = (
             None if delegates is None else Desk(loaded, most_clients=most_clients, timeout=timeout, report=_delegated)
@@ -82,6 +85,7 @@ def serve(
         server = Server(
             loaded,
             weights,
+            protocol=protocol,
             settings=settings,
             most_clients=most_clients,
             most_questions=most_questions,
@@ -111,7 +115,7 @@ def serve(
             questions=sum(served.questions for served in found),
             failures=sum(served.error is not None for served in found),
             bytes_sent=sum(served.bytes_sent for served in found),
-            security=settings.transfer.security,
+            security=security(protocol, settings.transfer.security),
         )
 
 
@@ -119,7 +123,7 @@ def query(
     program: Annotated[Path, typer.Argument(help="The public program.", show_default=False)],
     connect: Annotated[str, typer.Option("--connect", help="The server's HOST:PORT.", show_default=False)],
     input: Annotated[Path, typer.Option("--input", help="Samples in data space (.npy).", show_default=False)],
-    protocol: Annotated[str, typer.Option("--protocol", help="mixed.")] = "mixed",
+    protocol: Protocol = "mixed",
     refuse_out_of_range: Annotated[
         bool, typer.Option("--refuse-out-of-range", help="Do not take the nearest value inside the range.")
     ] = False,
@@ -140,8 +144,9 @@ def query(
         from deepseal.secure_inference.protocol.extension import TransferSettings
         from deepseal.secure_inference.protocol.parties import Settings
         from deepseal.secure_inference.roles.client import Client
+        from deepseal.secure_inference.roles.modes import check_protocol, security
 
-        _check_protocol(protocol)
+        check_protocol(protocol)
         loaded = Program.load(program)
         x = read_samples(input)
         settings = Settings(TransferSettings(k=ot_k, checks=check_ot))
@@ -149,7 +154,13 @@ def query(
         run.params.update(protocol=protocol, permits=loaded.permits, tls=tls is not None)
         run.fingerprints.update(program=loaded.digest())
         with Client.connect(
-            loaded, connect, tls=tls, settings=settings, timeout=timeout, allow_plain=allow_plain
+            loaded,
+            connect,
+            protocol=protocol,
+            tls=tls,
+            settings=settings,
+            timeout=timeout,
+            allow_plain=allow_plain,
         ) as client:
             offline = client.prepare(client.samples_of(x)) if ahead else None
             answer = client.ask(x, clamp=not refuse_out_of_range)
@@ -171,7 +182,7 @@ def query(
             setup_bytes_received=counters.bytes_received - answer.bytes_received - ahead_bytes[1],
             offline=None if offline is None else asdict(offline),
             layers={phase: dict(found) for phase, found in counters.phases.items()},
-            security=settings.transfer.security,
+            security=security(protocol, settings.transfer.security),
         )
 
 
@@ -180,7 +191,7 @@ def estimate(
     bandwidth: Annotated[float, typer.Option("--bandwidth", help="Bits a second, each way.")] = 1e9,
     latency: Annotated[float, typer.Option("--latency", help="Seconds of a round trip.")] = 0.001,
     samples: Annotated[int, typer.Option("--samples", help="Samples of a question.", min=1, max=4096)] = 1,
-    protocol: Annotated[str, typer.Option("--protocol", help="mixed.")] = "mixed",
+    protocol: Protocol = "mixed",
     ahead: Ahead = False,
     ot_k: OtK = 2,
     check_ot: CheckOt = False,
@@ -192,13 +203,13 @@ def estimate(
         from deepseal.secure_inference.compile.program import Program
         from deepseal.secure_inference.protocol.extension import TransferSettings
         from deepseal.secure_inference.roles.estimate import estimate, measure
-        from deepseal.secure_inference.roles.layers import prepare
+        from deepseal.secure_inference.roles.modes import check_protocol, client_ready
 
-        _check_protocol(protocol)
+        check_protocol(protocol)
         loaded = Program.load(program)
-        rates = measure()
+        rates = measure(yao=protocol != "mixed")
         found = estimate(
-            prepare(loaded),
+            client_ready(loaded, protocol),
             bandwidth=bandwidth,
             latency=latency,
             samples=samples,
@@ -220,11 +231,6 @@ def estimate(
             rates=asdict(rates),
         )
         run.notes.append("without the set-up of a session, TLS (0.2 % more bytes) and TCP's slow start")
-
-
-def _check_protocol(protocol: str) -> None:
-    if protocol != "mixed":
-        raise InputError("the protocol mixed", found=repr(protocol), do="use mixed, which is what there is yet")
 
 
 def read_samples(path: Path) -> Any:

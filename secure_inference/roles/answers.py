@@ -52,10 +52,11 @@ def check_question(program: Program, x: NDArray[np.int64]) -> None:
 
 def from_bits(program: Program, bits: NDArray[np.uint8], batch: int) -> NDArray[np.int64]:
     """The output wire's integers, (batch, …), from its bits: the lowest bit of every element first."""
-    number = program.wires[program.output].number
+    wire = program.wires[program.output]
+    number, signed = wire.number, wire.number.signed or wire.kind == "accumulator"
     planes = bits.reshape(number.bits, -1).astype(np.uint64)
     places = np.arange(number.bits, dtype=np.uint64).reshape(-1, 1)
-    return _shaped(program, (planes << places).sum(axis=0, dtype=np.uint64), batch, signed=number.signed)
+    return _shaped(program, (planes << places).sum(axis=0, dtype=np.uint64), batch, signed=signed)
 
 
 def from_shares(program: Program, one: NDArray[np.uint64], other: NDArray[np.uint64], batch: int) -> NDArray[np.int64]:

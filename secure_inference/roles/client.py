@@ -15,8 +15,7 @@ from deepseal.secure_inference.compile.simulate import decode_output, encode_inp
 from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
 from deepseal.secure_inference.roles.answers import Answer
-from deepseal.secure_inference.roles.layers import Prepared, prepare
-from deepseal.secure_inference.roles.mixed import ClientSession
+from deepseal.secure_inference.roles.modes import Ready, client_ready, start_client
 from deepseal.secure_inference.transport import Channel, Counters, Tls, connect
 
 if TYPE_CHECKING:
@@ -36,8 +35,9 @@ class Client:
     """A session with a server; use it in a ``with`` block.
 
     Args:
-        program: the public program, the same as the server's, or what ``prepare`` made of it.
+        program: the public program, the same as the server's, or what ``modes.client_ready`` made of it.
         channel: a fresh channel.
+        protocol: the server's: ``mixed``, ``yao`` or ``yao-client``.
         settings: the engine's; the server's must agree.
 
     Raises:
@@ -45,20 +45,28 @@ class Client:
         TransportError: it hangs up or stalls.
     """
 
-    def __init__(self, program: Program | Prepared, channel: Channel, *, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        program: Program | Ready,
+        channel: Channel,
+        *,
+        protocol: str = "mixed",
+        settings: Settings | None = None,
+    ) -> None:
         base_ot.load()
-        ready = prepare(program) if isinstance(program, Program) else program
+        ready = client_ready(program, protocol)
         clock = time.perf_counter()
         self._program, self._channel = ready.program, channel
-        self._session = ClientSession(channel, ready, settings or Settings())
+        self._session = start_client(channel, ready, settings or Settings(), protocol)
         self.setup_seconds = time.perf_counter() - clock
 
     @classmethod
     def connect(
         cls,
-        program: Program | Prepared,
+        program: Program | Ready,
         address: str,
         *,
+        protocol: str = "mixed",
         tls: Tls | None = None,
         settings: Settings | None = None,
         timeout: float = 60.0,
@@ -67,12 +75,12 @@ class Client:
     ) -> Client:
         """Connect to a server; ``setup_seconds`` then holds the connection, too."""
         base_ot.load()
-        ready = prepare(program) if isinstance(program, Program) else program
+        ready = client_ready(program, protocol)
         clock = time.perf_counter()
         channel = connect(address, tls=tls, timeout=timeout, retry_for=retry_for, allow_plain=allow_plain)
         connected = time.perf_counter() - clock
         try:
-            client = cls(ready, channel, settings=settings)
+            client = cls(ready, channel, protocol=protocol, settings=settings)
         except BaseException:
             channel.refuse("the client stopped early")
             raise
@@ -96,7 +104,7 @@ class Client:
         stays in memory (about the bytes of the answer's ``bytes_received``) until it is used or the session ends.
 
         Raises:
-            InputError: too many samples at a time.
+            InputError: too many samples at a time, or a protocol that cannot.
         """
         with _Measured(self._channel) as measured:
             self._session.prepare(samples)

@@ -2,12 +2,14 @@
 
 A question is a number of rounds, each of which begins with something that the client must say first: in ``mixed`` the
 corrections of the oblivious transfers by which its bits enter, once for the input and once for each layer of circuits
-that reads a shared wire. Within a round the server computes, the bytes travel and the client computes, all three at
-once but for the first and the last frame. Bytes are those of our frames, without TLS (0.2 % more) and TCP/IP.
+that reads a shared wire; in ``yao`` there is one round. Within a round the server computes, the bytes travel and the
+client computes, all three at once but for the first and the last frame. Bytes are those of our frames, without TLS
+(0.2 % more) and TCP/IP.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,12 +18,18 @@ import numpy as np
 
 from deepseal import _native
 from deepseal.errors import InputError
+from deepseal.secure_inference.compile.arrays import LinearWeights
+from deepseal.secure_inference.compile.program import Linear, Number, Program, Wire
+from deepseal.secure_inference.compile.weights import Weights
 from deepseal.secure_inference.protocol.bench import bench_memory, bench_transfer
 from deepseal.secure_inference.protocol.extension import FRAME_TRANSFERS, TransferSettings
-from deepseal.secure_inference.protocol.parties import TABLE, TABLE_FRAME
+from deepseal.secure_inference.protocol.parties import TABLE, TABLE_FRAME, Settings
 from deepseal.secure_inference.roles.ahead import FRAME_LABELS
 from deepseal.secure_inference.roles.layers import LinearLayer, Prepared
 from deepseal.secure_inference.roles.mixed import REQUEST_BYTES
+from deepseal.secure_inference.roles.yao import YaoClientSession, YaoServerSession
+from deepseal.secure_inference.roles.yao_layers import Garbled, prepare_garbled, prepare_garbled_server
+from deepseal.secure_inference.transport import memory_pair
 from deepseal.secure_inference.transport.frames import HEADER
 
 _SEED = 16
@@ -38,6 +46,7 @@ class Part:
         down: bytes from the server to the client, frames included.
         frames: that the server sends.
         and_gates: garbled and evaluated.
+        half_gates: of one ciphertext.
         values: weights that met a bit: connections x bits of the source.
         transfers: correlated OTs.
     """
@@ -47,6 +56,7 @@ class Part:
     down: int = 0
     frames: int = 0
     and_gates: int = 0
+    half_gates: int = 0
     values: int = 0
     transfers: int = 0
 
@@ -70,6 +80,8 @@ class Rates:
     copy: float = 2.5e9  # bytes a second through a socket and back
     layer: float = 6e-5
     message: float = 4e-5  # to get a message through the system, besides the network's latency
+    yao_garble: float = 4e7  # whole gates in linear layers, a half gate as half of one, with all that is around them
+    yao_evaluate: float = 6e7
 
 
 @dataclass(frozen=True)
@@ -153,8 +165,27 @@ def ahead_rounds(rounds: list[list[Part]]) -> tuple[list[Part], list[list[Part]]
     return offline, online
 
 
+def yao_rounds(ready: Garbled, samples: int, transfer: TransferSettings) -> list[list[Part]]:
+    """The one round of a question in ``yao``; headers of frames are counted roughly (within 1 %)."""
+    program = ready.program
+    wire = program.wires[program.input]
+    first = Part("input", up=HEADER.size + 4)
+    _transfers(first, wire.number.bits * wire.size * samples, transfer)
+    parts = [first]
+    for layer in ready.layers:
+        whole, half = (samples * gates for gates in layer.gates)
+        part = Part(f"{layer.step} {layer.name}", and_gates=whole, half_gates=half)
+        part.send(TABLE * whole, TABLE_FRAME)
+        part.send(TABLE * half // 2, TABLE_FRAME)
+        parts.append(part)
+    out = program.wires[program.output]
+    answer = Part("answer")
+    answer.send(-(-out.number.bits * out.size * samples // 8), 1 << 62)
+    return [[*parts, answer]]
+
+
 def estimate(
-    ready: Prepared,
+    ready: Prepared | Garbled,
     *,
     bandwidth: float,
     latency: float,
@@ -163,26 +194,32 @@ def estimate(
     ahead: bool = False,
     rates: Rates | None = None,
 ) -> Estimate:
-    """Bytes and seconds of one question in ``mixed``.
+    """Bytes and seconds of one question.
 
     Args:
-        ready: the public program, from ``prepare``.
+        ready: the public program, from ``prepare`` for ``mixed`` or from ``prepare_garbled`` for ``yao``.
         bandwidth: bits a second, in each direction.
         latency: seconds of a round trip.
         samples: of the question.
         transfer: settings of oblivious transfer.
-        ahead: with an offline phase before it.
+        ahead: with an offline phase before it (``mixed``).
         rates: of this machine, which stands for both parties'; measured (about a second) if not given.
 
     Raises:
-        InputError: no bandwidth, a negative latency, or no samples.
+        InputError: no bandwidth, a negative latency, no samples, or ``yao`` ahead.
     """
     if not (bandwidth > 0 and latency >= 0 and samples >= 1):
         found = f"{bandwidth:g} bit/s, {latency:g} s, {samples} samples"
         do = "write for instance --bandwidth 1e9 --latency 0.001"
         raise InputError("a bandwidth above 0, a latency of at least 0 and at least one sample", found=found, do=do)
+    if ahead and isinstance(ready, Garbled):
+        raise InputError("the protocol mixed for an offline phase", found="yao", do="leave out --ahead, or use mixed")
     rates = rates or measure()
-    rounds = mixed_rounds(ready, samples, transfer or TransferSettings())
+    settings = transfer or TransferSettings()
+    if isinstance(ready, Garbled):
+        rounds = yao_rounds(ready, samples, settings)
+    else:
+        rounds = mixed_rounds(ready, samples, settings)
     offline: list[Part] = []
     if ahead:
         offline, rounds = ahead_rounds(rounds)
@@ -219,21 +256,23 @@ def _seconds(parts: list[Part], rates: Rates, bandwidth: float, latency: float, 
         return 0.0
     total = Part("")
     for part in parts:
-        for name in ("up", "down", "frames", "and_gates", "values", "transfers"):
+        for name in ("up", "down", "frames", "and_gates", "half_gates", "values", "transfers"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
+    garble, evaluate = (rates.yao_garble, rates.yao_evaluate) if total.half_gates else (rates.garble, rates.evaluate)
+    gates = total.and_gates + total.half_gates / 2
     before = total.transfers / rates.receive + 8 * total.up / bandwidth + latency + 2 * rates.message
     before += total.transfers / rates.send
     travel = 8 * total.down / bandwidth
     copy = total.down / rates.copy + rates.layer * len(parts)
-    server = copy if ahead else total.and_gates / rates.garble + total.values / rates.mask + copy
-    client = total.and_gates / rates.evaluate + total.values / rates.open + copy
+    server = copy if ahead else gates / garble + total.values / rates.mask + copy
+    client = gates / evaluate + total.values / rates.open + copy
     stages = (server, travel, client)
     longest = max(stages)
     return before + longest + (sum(stages) - longest) / max(1, total.frames)
 
 
-def measure(kernels: str = "") -> Rates:
-    """How fast this machine is; about a second."""
+def measure(kernels: str = "", *, yao: bool = False) -> Rates:
+    """How fast this machine is; about a second. ``yao``: also in that mode, by a small layer between two threads."""
     gates = bench_memory(kernels, seconds=0.05, repeats=3)
     transfers = bench_transfer(kernels, seconds=0.05, repeats=3)
     session, delta = _native.Session(bytes(16), kernels), _native.Delta()
@@ -246,6 +285,7 @@ def measure(kernels: str = "") -> Rates:
     share = np.zeros(outputs, dtype=np.uint64)
     weights = np.zeros(sources * outputs, dtype=np.int64)
     values = bits * sources * outputs
+    garbled = _yao_rates(kernels) if yao else {}
     return Rates(
         garble=gates["garble"],
         evaluate=gates["evaluate"],
@@ -253,7 +293,41 @@ def measure(kernels: str = "") -> Rates:
         open=values / _fastest(lambda: two.receive(0, sources, labels, 0, message, share)),
         send=transfers["send"],
         receive=transfers["receive"],
+        **garbled,
     )
+
+
+def _yao_rates(kernels: str, repeats: int = 3) -> dict[str, float]:
+    source, target = Number(8, signed=False, fraction=8), Number(24, signed=True, fraction=14)
+    step = Linear(0, 1, "linear", (64, 256), Number(8, signed=True, fraction=6))
+    wires = (Wire((256,), source, "activation"), Wire((64,), target, "accumulator"))
+    program = Program(wires, (step,), 0, 1, "logits", labels=64)
+    layer = LinearWeights(np.ones((64, 256), dtype=np.int64), np.zeros(64, dtype=np.int64))
+    served = prepare_garbled_server(program, Weights(program.digest(), {0: layer}))
+    asked = prepare_garbled(program)
+    left, right = memory_pair(timeout=60.0)
+    spent: dict[str, float] = {}
+
+    def serve() -> None:
+        with left:
+            session = YaoServerSession(left, served, Settings(kernels=kernels))
+            clock = time.thread_time()
+            while session.answer():
+                pass
+            spent["yao_garble"] = time.thread_time() - clock
+
+    server = threading.Thread(target=serve, daemon=True)
+    server.start()
+    with right:
+        client = YaoClientSession(right, asked, Settings(kernels=kernels))
+        clock = time.thread_time()
+        for _ in range(repeats):
+            client.ask(np.zeros((1, 256), dtype=np.int64))
+        spent["yao_evaluate"] = time.thread_time() - clock
+        client.close()
+    server.join(60.0)
+    whole, half = asked.layers[0].gates
+    return {name: repeats * (whole + half / 2) / seconds for name, seconds in spent.items()}
 
 
 def _fastest(call: Callable[[], object], repeats: int = 30) -> float:

@@ -13,8 +13,7 @@ from deepseal.secure_inference.compile.program import Program
 from deepseal.secure_inference.compile.weights import Weights
 from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
-from deepseal.secure_inference.roles.layers import prepare_server
-from deepseal.secure_inference.roles.mixed import ServerSession
+from deepseal.secure_inference.roles.modes import server_ready, start_server
 from deepseal.secure_inference.roles.reception import Reception, Served
 from deepseal.secure_inference.transport import Channel, Tls
 
@@ -24,11 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Server:
-    """Serves one model (mixed mode, semi-honest clients).
+    """Serves one model to semi-honest clients.
 
     Args:
         program: the public half.
         weights: the secret half.
+        protocol: ``mixed``, ``yao`` or ``yao-client``; see ``modes``.
         settings: the engine's.
         most_clients: sessions at a time; further clients are told that we are busy.
         most_questions: that one session may ask.
@@ -39,11 +39,12 @@ class Server:
         halves: where constrained clients leave the halves of their questions; see ``delegate``.
 
     Raises:
-        InputError: weights of another program.
+        InputError: weights of another program, or an unknown protocol.
     """
 
     program: Program
     weights: Weights | None = field(repr=False)
+    protocol: str = "mixed"
     settings: Settings = field(default_factory=Settings)
     most_clients: int = 16
     most_questions: int = 100_000
@@ -53,7 +54,11 @@ class Server:
     halves: Desk | None = None
 
     def __post_init__(self) -> None:
-        self._ready = prepare_server(self.program, self.weights)
+        if self.halves is not None and self.protocol != "mixed":
+            raise InputError(
+                "the protocol mixed for delegation", found=self.protocol, do="serve mixed, or no delegates"
+            )
+        self._ready = server_ready(self.program, self.weights, self.protocol)
         if self.most_clients < 1 or self.most_questions < 1 or (self.most_samples or 1) < 1:
             raise InputError("at least one client, question and sample", found="none", do="allow one")
         base_ot.load()
@@ -91,7 +96,8 @@ class Server:
         self._stopping.set()
 
     def _client(self, channel: Channel, count: Callable[[], None]) -> None:
-        session = ServerSession(channel, self._ready, self.settings, self._allowance(channel), self.halves)
+        allows = self._allowance(channel)
+        session = start_server(channel, self._ready, self.settings, self.protocol, allows, self.halves)
         try:
             answered = 0
             while session.answer():

@@ -12,13 +12,15 @@ hold: it sends nothing behind its input. A malicious garbler can send other circ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deepseal import _native
 from deepseal.errors import InputError
-from deepseal.secure_inference.protocol.extension import Array, refuse
+from deepseal.secure_inference.protocol.extension import refuse
 from deepseal.secure_inference.protocol.parties import (
     EvaluatorParty,
     GarblerParty,
@@ -26,6 +28,7 @@ from deepseal.secure_inference.protocol.parties import (
     start_evaluator,
     start_garbler,
 )
+from deepseal.secure_inference.roles.answers import MOST_SAMPLES, check_question, from_bits
 from deepseal.secure_inference.roles.yao_layers import Garbled
 from deepseal.secure_inference.roles.yao_walk import Party, Walk
 from deepseal.secure_inference.transport import Channel, Kind
@@ -33,7 +36,6 @@ from deepseal.secure_inference.transport import Channel, Kind
 Garbles: TypeAlias = Literal["server", "client"]
 PROTOCOLS = {"server": "yao-1", "client": "yao-client-1"}
 _COUNT = 4  # bytes of the number of samples
-MOST_SAMPLES = 4096
 
 
 class YaoServerSession:
@@ -44,6 +46,7 @@ class YaoServerSession:
         ready: what is served, from ``prepare_garbled_server``.
         settings: the engine's.
         garbler: who garbles; both parties must agree.
+        allows: whether this client may ask about that many samples more.
 
     Raises:
         InputError: another garbler than server or client.
@@ -51,9 +54,18 @@ class YaoServerSession:
         TransportError: it hangs up or stalls.
     """
 
-    def __init__(self, channel: Channel, ready: Garbled, settings: Settings, *, garbler: Garbles = "server") -> None:
-        self._ready, self._channel = ready, channel
+    def __init__(
+        self,
+        channel: Channel,
+        ready: Garbled,
+        settings: Settings,
+        *,
+        garbler: Garbles = "server",
+        allows: Callable[[int], bool] = lambda _samples: True,
+    ) -> None:
+        self._ready, self._channel, self._allows = ready, channel, allows
         self._party = _start(channel, ready, settings, garbler, own=garbler == "server")
+        self.questions = 0  # answered
 
     def answer(self) -> bool:
         """Answer one question; False when the client is done.
@@ -67,6 +79,8 @@ class YaoServerSession:
             refuse(self._channel, f"a question of 1 to {MOST_SAMPLES} samples", f"{batch}")
         if batch == 0:
             return False
+        if not self._allows(batch):
+            refuse(self._channel, "a client with questions left", f"one that used its share: {batch} samples more")
         wire = self._ready.program.wires[self._ready.program.input]
         source = self._party.peer_labels(wire.number.bits * batch * wire.size)
         out = Walk(self._ready, self._party).run(source, batch)
@@ -74,7 +88,11 @@ class YaoServerSession:
             self._party.reveal(out)
         else:
             self._party.tell(out)
+        self.questions += 1
         return True
+
+    def erase(self) -> None:
+        """Nothing is prepared ahead in this mode."""
 
 
 class YaoClientSession:
@@ -98,35 +116,36 @@ class YaoClientSession:
             InputError: another shape or range.
         """
         program = self._ready.program
-        wire, output = program.wires[program.input], program.wires[program.output]
-        batch = len(x)
-        if x.shape[1:] != wire.shape or not 1 <= batch <= MOST_SAMPLES:
-            expected = f"1 to {MOST_SAMPLES} samples of shape {wire.shape}"
-            raise InputError(expected, found=str(x.shape), do="use encode_input, and fewer samples at once")
-        if int(x.min()) < wire.number.low or int(x.max()) > wire.number.high:
-            expected = f"integers {wire.number.low} to {wire.number.high}"
-            raise InputError(expected, found=f"{x.min()} to {x.max()}", do="use encode_input")
+        check_question(program, x)
+        number, batch = program.wires[program.input].number, len(x)
         self._channel.send(Kind.INPUT, batch.to_bytes(_COUNT, "little"))
-        places = np.arange(wire.number.bits).reshape(-1, 1)
-        bits = (x.reshape(1, -1).astype(np.int64) >> places & 1).astype(np.uint8)
-        source = self._party.own_labels(bits.reshape(-1))
+        words = np.ascontiguousarray(x.reshape(-1), dtype=np.int64).view(np.uint64)
+        source = self._party.own_labels(_native.word_bits(words, number.bits).reshape(-1))
         if isinstance(self._party, GarblerParty):
             self._channel.flush()
-        found = self._read(Walk(self._ready, self._party).run(source, batch)).reshape(output.number.bits, -1)
-        weights = np.int64(1) << np.arange(output.number.bits, dtype=np.int64)
-        values: NDArray[np.int64] = weights @ found.astype(np.int64)
-        if output.kind == "accumulator" or output.number.signed:
-            half = np.int64(1) << np.int64(output.number.bits - 1)
-            values = (values ^ half) - half
-        return values.reshape(batch, *output.shape)
+        labels = Walk(self._ready, self._party).run(source, batch)
+        party = self._party
+        bits = party.reveal(labels) if isinstance(party, EvaluatorParty) else party.learn(labels)
+        return from_bits(program, bits, batch)
+
+    def prepare(self, samples: int) -> None:
+        """Not in this mode.
+
+        Raises:
+            InputError: always.
+        """
+        del samples
+        raise InputError(
+            "the protocol mixed to prepare a question", found="yao", do="ask without --ahead, or use mixed"
+        )
+
+    def erase(self) -> None:
+        """Nothing is prepared ahead in this mode."""
 
     def close(self) -> None:
         """Tell the server that no more questions come."""
         self._channel.send(Kind.INPUT, bytes(_COUNT))
         self._channel.flush()
-
-    def _read(self, labels: Array) -> Array:
-        return self._party.reveal(labels) if isinstance(self._party, EvaluatorParty) else self._party.learn(labels)
 
 
 def _start(channel: Channel, ready: Garbled, settings: Settings, garbler: str, *, own: bool) -> Party:

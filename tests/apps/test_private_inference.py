@@ -1,5 +1,6 @@
 """``deepseal private serve | query`` as real processes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -31,8 +32,14 @@ def folder(tmp_path_factory, base, digits):
 
 @pytest.fixture(scope="module")
 def server(folder):
+    with serving(folder) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serving(folder, *more):
     """The address of ``private serve``."""
-    words = [*DEEPSEAL, "private", "serve", "program", "--listen", "127.0.0.1:0", "--accept-public"]
+    words = [*DEEPSEAL, "private", "serve", "program", "--listen", "127.0.0.1:0", "--accept-public", *more]
     with subprocess.Popen(words, cwd=folder, env=ENV, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
         said = []
         for line in run.stderr:
@@ -64,7 +71,7 @@ def test_query(folder, server, base, digits):
     results = json.loads(out)["results"]
     assert results["label"] == base.predict(digits.test.x[:3]).tolist()
     assert {"bytes_sent", "bytes_received", "seconds_setup", "seconds_online"} <= results.keys()
-    assert results["security"] == "semi-honest"
+    assert results["security"].startswith("semi-honest; a malicious client")
     code, out, _ = query(folder, "program/public", "--connect", server, "--input", "one.npy", "--json")
     assert code == 0
     assert json.loads(out)["results"]["label"] == int(base.predict(digits.test.x[:1])[0])
@@ -94,13 +101,31 @@ def test_refusals(folder, server, tmp_path):
         (["program/public", "--input", "pickle.npy"], "an array in pickle.npy"),
         (["program/public", "--input", "none.npy"], "samples in a .npy file"),
         (["nowhere", "--input", "x.npy"], "a program"),
-        (["program/public", "--input", "x.npy", "--protocol", "yao"], "the protocol mixed"),
+        (["program/public", "--input", "x.npy", "--protocol", "gmw"], "a protocol of mixed, yao, yao-client"),
+        (["program/public", "--input", "x.npy", "--protocol", "yao"], "protocol"),
     ]
     for words, text in cases:
         code, out, err = query(folder, *words, "--connect", server)
         assert (code, out) == (2, ""), words
         assert text in err, (words, err)
         assert err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize("protocol", ["yao", "yao-client"])
+def test_everything_garbled(folder, base, digits, protocol):
+    """The same answer in the other protocols, and nearly the bytes of the estimate."""
+    with serving(folder, "--protocol", protocol) as address:
+        words = ["program/public", "--connect", address, "--input", "one.npy", "--protocol", protocol, "--json"]
+        code, out, err = query(folder, *words)
+    assert code == 0, err
+    found = json.loads(out)["results"]
+    assert found["label"] == int(base.predict(digits.test.x[:1])[0])
+    if protocol == "yao":
+        code, out, err = run_private(folder, "estimate", "program/public", "--protocol", "yao", "--json")
+        assert code == 0, err
+        said = json.loads(out)["results"]
+        assert said["bytes_sent"] == found["bytes_sent"]
+        assert said["bytes_received"] == pytest.approx(found["bytes_received"], rel=0.01)
 
 
 def test_nobody_serves(folder):

@@ -15,6 +15,7 @@ from test_mixed import NETWORKS, compiled, drawn
 from deepseal.errors import InputError, ProtocolError, TransportError
 from deepseal.secure_inference.compile.simulate import simulate
 from deepseal.secure_inference.roles.client import Client
+from deepseal.secure_inference.roles.modes import PROTOCOLS, client_ready
 from deepseal.secure_inference.roles.server import Server
 from deepseal.secure_inference.transport import Tls, connect
 from deepseal.secure_inference.transport.certificates import make_certificates
@@ -65,16 +66,39 @@ def wait_for(condition, seconds=10):
         time.sleep(0.02)
 
 
-def test_answers(served):
-    address, program, weights, found = served
-    x = drawn(program, 3)
-    with Client.connect(program, address) as client:
-        for _ in range(2):
-            answer = client.ask(reals(program, x))
-            assert np.array_equal(answer.values, simulate(program, weights, x).reshape(-1))
-            assert answer.bytes_received > 1000
-    wait_for(lambda: found)
-    assert (found[0].questions, found[0].error) == (2, None)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_answers(protocol):
+    with serving(protocol=protocol) as (address, program, weights, found):
+        x = drawn(program, 3)
+        with Client.connect(program, address, protocol=protocol) as client:
+            for _ in range(2):
+                answer = client.ask(reals(program, x))
+                assert np.array_equal(answer.values, simulate(program, weights, x).reshape(-1))
+                assert answer.bytes_sent + answer.bytes_received > 1000
+        other = PROTOCOLS[PROTOCOLS.index(protocol) - 1]
+        with pytest.raises(ProtocolError, match="protocol|role"):
+            Client.connect(program, address, protocol=other)
+        wait_for(lambda: len(found) == 2)
+        assert (found[0].questions, found[0].error) == (2, None)
+
+
+def test_quota_in_the_garbled_mode():
+    with serving(protocol="yao", most_samples=2) as (address, program, _, _):
+        x = reals(program, drawn(program, 1))
+        with (
+            pytest.raises(ProtocolError, match="used its share"),
+            Client.connect(program, address, protocol="yao") as client,
+        ):
+            for _ in range(3):
+                client.ask(x)
+
+
+def test_protocols_that_there_are_not():
+    program, weights = compiled(NETWORKS["dense"]())
+    with pytest.raises(InputError, match="mixed, yao, yao-client"):
+        Server(program, weights, protocol="gmw")
+    with pytest.raises(InputError, match="made ready for mixed"):
+        client_ready(client_ready(program, "yao"), "mixed")
 
 
 def test_many_at_once_and_one_too_many(served):

@@ -128,9 +128,7 @@ def test_another_use_gives_another_message():
     assert len(seen) == 4
 
 
-@pytest.mark.parametrize(
-    "change", [{"starts": [0, 3]}, {"starts": [1, 4]}, {"starts": []}, {"targets": [0, 1, 2, 9]}]
-)
+@pytest.mark.parametrize("change", [{"starts": [0, 3]}, {"starts": [1, 4]}, {"starts": []}, {"targets": [0, 1, 2, 9]}])
 def test_connections_that_do_not_fit(change):
     whole = {"starts": [0, 4], "targets": [0, 1, 2, 3], **change}
     with pytest.raises(ValueError, match="expected"):
