@@ -39,14 +39,26 @@ from deepseal.secure_inference.compile.accuracy import compare  # noqa: E402
 from deepseal.secure_inference.compile.program import Linear, Program  # noqa: E402
 from deepseal.secure_inference.compile.simulate import decode_output, encode_input, simulate  # noqa: E402
 from deepseal.secure_inference.compile.weights import Weights  # noqa: E402
+from deepseal.secure_inference.roles.estimate import estimate  # noqa: E402
+from deepseal.secure_inference.roles.estimate import measure as measure_rates  # noqa: E402
+from deepseal.secure_inference.roles.modes import client_ready  # noqa: E402
 from deepseal.secure_inference.transport.certificates import make_certificates  # noqa: E402
 
 RECORDS = HERE / "private"
 KIND = "benchmark.private"
 EQUAL, FEWER = 50, 10  # samples of an equality cell; of the logits of heavy networks
-MODES: dict[str, Mode] = {"mixed": Mode(), "ahead": Mode(ahead=True)}
+_YAO = {"protocol": "yao"}
+MODES: dict[str, Mode] = {
+    "mixed": Mode(),
+    "ahead": Mode(ahead=True),
+    "six-bits": Mode(programs={"activation_bits": 6, "input_bits": 6}),
+    "yao": Mode(server=_YAO, client=_YAO),
+}
+ONLY = {"six-bits": {"b1"}, "yao": {"b1", "b2", "b3", "b4"}}  # networks of a mode, if not all
+LOOPBACK_ONLY = {"six-bits"}
 MOST = 1024  # samples of a timed cell; then from the first again
 BATCHES = {"b1": (1, 64)}  # of a mode on loopback; (1,) elsewhere
+LOOPBACK = (40e9, 5e-5)  # bits a second and seconds of a round trip, for the estimate
 HEAVY = {"b4", "resnet"}  # hundreds of megabytes a question
 
 _SIMULATED = digest("adapter", "secure_inference/compile", "secure_inference/netlist")
@@ -61,9 +73,9 @@ def spoken() -> str:
 _SPOKEN = spoken()
 
 
-def accuracy_cell(made: Made, run: Run) -> None:
+def accuracy_cell(made: Made, run: Run, mode: Mode) -> None:
     """The program beside the float network on the test split, paired."""
-    _, program, weights = made.program()
+    _, program, weights = made.program(**mode.programs)
     found = compare(program, weights, made.tests, made.model)
     run.results.update(
         accuracy=found.accuracy.as_dict(),
@@ -92,14 +104,23 @@ def equality_cell(made: Made, run: Run, mode: Mode) -> None:
 
 
 def mode_cell(
-    made: Made, run: Run, mode: Mode, *, batch: int = 1, tls: bool = False, shape: private_links.Shape | None = None
+    made: Made,
+    run: Run,
+    mode: Mode,
+    *,
+    batch: int = 1,
+    tls: bool = False,
+    few: bool = False,
+    shape: private_links.Shape | None = None,
 ) -> None:
-    """Time and bytes of a mode."""
+    """Time and bytes of a mode, and what ``estimate`` says of them beforehand."""
     heavy = made.network.name in HEAVY
-    questions = 3 if heavy and shape else made.network.questions
-    sessions, warm = (2, 1) if heavy and shape else (5, 3)
+    questions = 1 if few else 3 if heavy and shape else made.network.questions
+    sessions, warm = (1, 0) if few else (2, 1) if heavy and shape else (5, 3)
     folder, program, weights = made.program(**mode.programs)
     settings = {"mode": mode, "batch": batch, "questions": questions, "sessions": sessions, "warm": warm}
+    protocol = mode.client.get("protocol", "mixed")
+    ready, rates = client_ready(program, protocol), measure_rates(yao=protocol == "yao")
     with samples(made, min(batch * questions, MOST)) as inputs:
         if shape is not None:
             with private_links.shaped(shape) as link:
@@ -112,6 +133,14 @@ def mode_cell(
             found = measure(folder, inputs, **settings, tls=pair)
     equal, n = equality(program, weights, made, found["questions"])
     run.results.update(figures(found, batch), equal_to_simulate={"equal": equal, "n": n})
+    bandwidth, latency = (shape.bandwidth, shape.round_trip) if shape else LOOPBACK
+    said = estimate(ready, bandwidth=bandwidth, latency=latency, samples=batch, ahead=mode.ahead, rates=rates)
+    took, moved = run.results["online_ms"]["median"], said.bytes_sent + said.bytes_received
+    run.results["estimate"] = {
+        "ms": 1000 * said.seconds,
+        "ms_ratio": 1000 * said.seconds / took,
+        "bytes_ratio": moved / (run.results["bytes_sent"][-1] + run.results["bytes_received"][-1]),
+    }
     run.fingerprints["program"] = program.digest()
     if found["server"]["errors"]:
         run.notes += found["server"]["errors"]
@@ -202,15 +231,25 @@ def certificates(folder: Path) -> list[list[str]]:
 def cells(made: Made, peers: str | None) -> Iterator[tuple[str, dict[str, Any], Callable[[Run], None]]]:
     """Name, what decides the figures, and what fills the record."""
     net = made.network
-    yield "accuracy", {"code": _SIMULATED, "samples": net.samples}, lambda run: accuracy_cell(made, run)
     for name, mode in MODES.items():
+        if net.name not in ONLY.get(name, {net.name}):
+            continue
+        if name == "mixed" or mode.programs:
+            accuracy = "accuracy" if name == "mixed" else f"{name}-accuracy"
+            decides = {"code": _SIMULATED, "samples": net.samples, "programs": dict(mode.programs)}
+            yield accuracy, decides, lambda run, mode=mode: accuracy_cell(made, run, mode)
         base = {"code": _SPOKEN, "mode": asdict(mode)}
         equal = "equality" if name == "mixed" else f"{name}-equality"
-        yield equal, {**base, "samples": EQUAL}, lambda run, mode=mode: equality_cell(made, run, mode)
+        slow = name == "yao" and net.name in HEAVY  # a question takes most of a minute
+        if not slow:
+            yield equal, {**base, "samples": EQUAL}, lambda run, mode=mode: equality_cell(made, run, mode)
         base["questions"] = net.questions
         for batch in BATCHES.get(net.name, (1,)):
             yield (f"{name}-{batch}", {**base, "batch": batch},
-                   lambda run, mode=mode, batch=batch: mode_cell(made, run, mode, batch=batch))  # fmt: skip
+                   lambda run, mode=mode, batch=batch, few=slow:
+                       mode_cell(made, run, mode, batch=batch, few=few))  # fmt: skip
+        if slow or name in LOOPBACK_ONLY:
+            continue
         yield (f"{name}-1-tls", {**base, "batch": 1, "tls": True},
                lambda run, mode=mode: mode_cell(made, run, mode, tls=True))  # fmt: skip
         for shape in private_links.SHAPES.values():

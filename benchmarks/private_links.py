@@ -41,9 +41,7 @@ class Shape:
     burst: int
 
 
-SHAPES = {
-    shape.name: shape for shape in (Shape("lan", 1e9, 0.001, 262144), Shape("wan", 1e8, 0.040, 16384))
-}  # issue: 1 Gbit/s and 1 ms; 100 Mbit/s and 40 ms
+SHAPES = {shape.name: shape for shape in (Shape("lan", 1e9, 0.001, 262144), Shape("wan", 1e8, 0.040, 16384))}
 
 
 @contextlib.contextmanager

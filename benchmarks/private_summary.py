@@ -101,8 +101,9 @@ def _modes(records: Records) -> Iterator[str]:
         "From the question to the answer, without the set-up of the session; the extension of the correlated oblivious"
         " transfers is part of it and shown apart.",
         "",
-        "| network | mode | n | milliseconds | a sample | sent, MB | received, MB | of it COT extension | ahead |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| network | mode | n | milliseconds | a sample | sent, MB | received, MB | of it COT extension | ahead |"
+        " estimated, ms (of measured) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     )
     for net, cell, found in _timed(records, links=False):
         batch = found["batch"]
@@ -118,9 +119,15 @@ def _modes(records: Records) -> Iterator[str]:
                 _megabytes(found["bytes_received"]),
                 f"{_number(cot['ms'])} ms, {cot['bytes'] / 1e6:.3f} MB" if cot else "",
                 f"{_spread(ahead['ms'])} ms, {ahead['bytes'] / 1e6:.3f} MB" if ahead else "",
+                _estimate(found),
             ]
         )
     yield ""
+
+
+def _estimate(found: dict[str, Any]) -> str:
+    said = found.get("estimate")
+    return f"{_number(said['ms'])} ({said['ms_ratio']:.2f}; bytes {said['bytes_ratio']:.3f})" if said else ""
 
 
 def _setup(records: Records) -> Iterator[str]:
@@ -148,8 +155,8 @@ def _links(records: Records) -> Iterator[str]:
         " is not everywhere). The relay never narrows a window: slow start is not modelled. The relay and the network"
         " stack share the machine's cores with the parties.",
         "",
-        "| network | cell | link as measured | n | milliseconds | MB | set-up, ms |",
-        "|---|---|---|---|---|---|---|",
+        "| network | cell | link as measured | n | milliseconds | MB | set-up, ms | estimated, ms (of measured) |",
+        "|---|---|---|---|---|---|---|---|",
     )
     for net, cell, found in rows:
         link = found["link"]
@@ -165,6 +172,7 @@ def _links(records: Records) -> Iterator[str]:
                 _spread(found["online_ms"]),
                 f"{total / 1e6:.2f}",
                 _spread(found["setup"]["ms"]),
+                _estimate(found),
             ]
         )
     yield ""
