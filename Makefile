@@ -17,6 +17,7 @@ NATIVE := $(shell find cpp/bindings cpp/include cpp/src -name '*.[ch]pp')
 OMP_NUM_THREADS ?= 1
 SECONDS ?= 60
 JOBS := $(shell nproc 2>/dev/null || echo 2)
+WORKERS ?= 2
 
 .PHONY: help env demo test lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-engine benchmark-private benchmark-watermark clean
 
@@ -36,8 +37,8 @@ env: $(STAMP) ## Create the environment and install DeepSeal into it, ready for 
 demo: $(STAMP) ## Run the whole story on real data and write a report
 	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/deepseal" demo --out deepseal-demo --force $(ARGS)
 
-test: $(STAMP) ## Run the Python tests (ARGS='-m "not slow"' for the quick ones)
-	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/python" -m pytest $(ARGS)
+test: $(STAMP) ## Run the Python tests in WORKERS=2 processes (ARGS='-m "not slow"' for the quick ones)
+	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## Check style and formatting
 	@"$(BIN)/ruff" check .

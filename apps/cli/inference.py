@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deepseal.apps.cli.circuit import tls_of
-from deepseal.apps.cli.common import Json, RecordFile, remark, running
+from deepseal.apps.cli.common import Json, RecordFile, progress, remark, running
 
 if TYPE_CHECKING:
     from deepseal.secure_inference.roles.server import Served
@@ -153,15 +153,19 @@ def query(
         tls = tls_of(tls_cert, tls_key, tls_ca)
         run.params.update(protocol=protocol, permits=loaded.permits, tls=tls is not None)
         run.fingerprints.update(program=loaded.digest())
-        with Client.connect(
-            loaded,
-            connect,
-            protocol=protocol,
-            tls=tls,
-            settings=settings,
-            timeout=timeout,
-            allow_plain=allow_plain,
-        ) as client:
+        with (
+            progress("layers") as tell,
+            Client.connect(
+                loaded,
+                connect,
+                protocol=protocol,
+                tls=tls,
+                settings=settings,
+                progress=tell,
+                timeout=timeout,
+                allow_plain=allow_plain,
+            ) as client,
+        ):
             offline = client.prepare(client.samples_of(x)) if ahead else None
             answer = client.ask(x, clamp=not refuse_out_of_range)
             counters = client.counters

@@ -16,6 +16,7 @@ from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
 from deepseal.secure_inference.roles.answers import Answer
 from deepseal.secure_inference.roles.modes import Ready, client_ready, start_client
+from deepseal.secure_inference.roles.walk import Progress
 from deepseal.secure_inference.transport import Channel, Counters, Tls, connect
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Client:
         channel: a fresh channel.
         protocol: the server's: ``mixed``, ``yao`` or ``yao-client``.
         settings: the engine's; the server's must agree.
+        progress: called with the number of layers that are done, and of all, during each question.
 
     Raises:
         ProtocolError: the server runs another program, or breaks the protocol.
@@ -52,12 +54,13 @@ class Client:
         *,
         protocol: str = "mixed",
         settings: Settings | None = None,
+        progress: Progress | None = None,
     ) -> None:
         base_ot.load()
         ready = client_ready(program, protocol)
         clock = time.perf_counter()
         self._program, self._channel = ready.program, channel
-        self._session = start_client(channel, ready, settings or Settings(), protocol)
+        self._session = start_client(channel, ready, settings or Settings(), protocol, progress)
         self.setup_seconds = time.perf_counter() - clock
 
     @classmethod
@@ -69,6 +72,7 @@ class Client:
         protocol: str = "mixed",
         tls: Tls | None = None,
         settings: Settings | None = None,
+        progress: Progress | None = None,
         timeout: float = 60.0,
         retry_for: float = 10.0,
         allow_plain: bool = False,
@@ -80,7 +84,7 @@ class Client:
         channel = connect(address, tls=tls, timeout=timeout, retry_for=retry_for, allow_plain=allow_plain)
         connected = time.perf_counter() - clock
         try:
-            client = cls(ready, channel, protocol=protocol, settings=settings)
+            client = cls(ready, channel, protocol=protocol, settings=settings, progress=progress)
         except BaseException:
             channel.refuse("the client stopped early")
             raise
@@ -95,7 +99,7 @@ class Client:
     def samples_of(self, x: ArrayLike) -> int:
         """How many samples these are: N of (N, …), or 1 without N."""
         shape = np.shape(x)
-        return 1 if shape == self._program.wires[self._program.input].shape else (shape[0] if shape else 1)
+        return 1 if shape == self._program.sample_shape else (shape[0] if shape else 1)
 
     def prepare(self, samples: int = 1) -> Cost:
         """The offline phase of one question of that many samples: whatever does not depend on its input.

@@ -29,7 +29,7 @@ from deepseal.secure_inference.roles.ahead import ClientBundle, Live, ServerBund
 from deepseal.secure_inference.roles.answers import MOST_SAMPLES, check_question, from_bits, from_shares
 from deepseal.secure_inference.roles.halves import TICKET
 from deepseal.secure_inference.roles.layers import CircuitLayer, LinearLayer, Prepared, Words
-from deepseal.secure_inference.roles.walk import walk
+from deepseal.secure_inference.roles.walk import Progress, walk
 from deepseal.secure_inference.transport import Channel, Kind
 
 if TYPE_CHECKING:
@@ -205,10 +205,11 @@ class ClientSession:
         channel: a fresh channel.
         ready: the public program, the same as the server's, from ``prepare``.
         settings: the engine's.
+        progress: called with the number of layers that are done, and of all, during each question.
     """
 
-    def __init__(self, channel: Channel, ready: Prepared, settings: Settings) -> None:
-        self._ready, self._channel = ready, channel
+    def __init__(self, channel: Channel, ready: Prepared, settings: Settings, progress: Progress | None = None) -> None:
+        self._ready, self._channel, self._progress = ready, channel, progress
         self._party = start_evaluator(
             channel, program=ready.digest, parameters={"protocol": PROTOCOL}, settings=settings
         )
@@ -293,7 +294,7 @@ class ClientSession:
     def _walk(self, bits: Array, batch: int, incoming: Live | ClientBundle) -> tuple[Array, Words | None]:
         source = np.empty((len(bits), BLOCK), dtype=np.uint8)
         incoming.ours(bits, source)
-        return walk(self._ready, source, batch, _ClientSide(self, incoming))
+        return walk(self._ready, source, batch, _ClientSide(self, incoming), self._progress)
 
     def _answer(self, bits: Array, batch: int, incoming: Live | ClientBundle) -> NDArray[np.int64]:
         labels, share = self._walk(bits, batch, incoming)

@@ -19,6 +19,7 @@ from deepseal.secure_inference.compile.weights import Weights
 from deepseal.secure_inference.protocol.parties import Settings
 from deepseal.secure_inference.roles.layers import Prepared, prepare, prepare_server
 from deepseal.secure_inference.roles.mixed import ClientSession, ServerSession
+from deepseal.secure_inference.roles.walk import Progress
 from deepseal.secure_inference.roles.yao import Garbles, YaoClientSession, YaoServerSession
 from deepseal.secure_inference.roles.yao_layers import Garbled, prepare_garbled, prepare_garbled_server
 from deepseal.secure_inference.transport import Channel
@@ -115,11 +116,13 @@ def start_server(
     return YaoServerSession(channel, ready, settings, garbler=_garbler(protocol), allows=allows)
 
 
-def start_client(channel: Channel, ready: Ready, settings: Settings, protocol: str) -> Asking:
+def start_client(
+    channel: Channel, ready: Ready, settings: Settings, protocol: str, progress: Progress | None = None
+) -> Asking:
     """A session with a server."""
     if isinstance(ready, Prepared):
-        return ClientSession(channel, ready, settings)
-    return YaoClientSession(channel, ready, settings, garbler=_garbler(protocol))
+        return ClientSession(channel, ready, settings, progress)
+    return YaoClientSession(channel, ready, settings, garbler=_garbler(protocol), progress=progress)
 
 
 def security(protocol: str, transfer: str) -> str:

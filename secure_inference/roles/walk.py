@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from deepseal.secure_inference.protocol.extension import BLOCK, Array
 from deepseal.secure_inference.roles.layers import CircuitLayer, LinearLayer, Prepared, Read, Words, gather
+
+Progress: TypeAlias = Callable[[int, int], None]
 
 
 class Side(Protocol):
@@ -35,8 +38,10 @@ class Side(Protocol):
         ...
 
 
-def walk(ready: Prepared, source: Array, batch: int, side: Side) -> tuple[Array, Words | None]:
-    """All layers, from the labels of the input, (bits, batch x elements, 16).
+def walk(
+    ready: Prepared, source: Array, batch: int, side: Side, progress: Progress | None = None
+) -> tuple[Array, Words | None]:
+    """All layers, from the labels of the input, (bits, batch x elements, 16); ``progress`` hears of each.
 
     Returns:
         The output's labels, (bits, batch, elements, 16), and None; or none, and our shares of it, (batch, elements).
@@ -45,8 +50,9 @@ def walk(ready: Prepared, source: Array, batch: int, side: Side) -> tuple[Array,
     wire = program.wires[program.input]
     labels = {program.input: source.reshape(wire.number.bits, batch, wire.size, BLOCK)}
     shares: dict[int, Words] = {}
-    for layer in ready.layers:
-        number = layer.step if isinstance(layer, LinearLayer) else ready.layers.index(layer)
+    for number, layer in enumerate(ready.layers):
+        if progress is not None:
+            progress(number, len(ready.layers))
         with side.phase(f"{number} {layer.name}"):
             if isinstance(layer, LinearLayer):
                 shares[layer.target] = side.linear(layer, labels[layer.source], batch)

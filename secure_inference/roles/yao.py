@@ -29,6 +29,7 @@ from deepseal.secure_inference.protocol.parties import (
     start_garbler,
 )
 from deepseal.secure_inference.roles.answers import MOST_SAMPLES, check_question, from_bits
+from deepseal.secure_inference.roles.walk import Progress
 from deepseal.secure_inference.roles.yao_layers import Garbled
 from deepseal.secure_inference.roles.yao_walk import Party, Walk
 from deepseal.secure_inference.transport import Channel, Kind
@@ -103,10 +104,19 @@ class YaoClientSession:
         ready: the public program, the same as the server's, from ``prepare_garbled``.
         settings: the engine's.
         garbler: who garbles.
+        progress: called with the number of layers that are done, and of all, during each question.
     """
 
-    def __init__(self, channel: Channel, ready: Garbled, settings: Settings, *, garbler: Garbles = "server") -> None:
-        self._ready, self._channel = ready, channel
+    def __init__(
+        self,
+        channel: Channel,
+        ready: Garbled,
+        settings: Settings,
+        *,
+        garbler: Garbles = "server",
+        progress: Progress | None = None,
+    ) -> None:
+        self._ready, self._channel, self._progress = ready, channel, progress
         self._party = _start(channel, ready, settings, garbler, own=garbler == "client")
 
     def ask(self, x: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -123,7 +133,7 @@ class YaoClientSession:
         source = self._party.own_labels(_native.word_bits(words, number.bits).reshape(-1))
         if isinstance(self._party, GarblerParty):
             self._channel.flush()
-        labels = Walk(self._ready, self._party).run(source, batch)
+        labels = Walk(self._ready, self._party).run(source, batch, self._progress)
         party = self._party
         bits = party.reveal(labels) if isinstance(party, EvaluatorParty) else party.learn(labels)
         return from_bits(program, bits, batch)

@@ -20,6 +20,7 @@ from deepseal.secure_inference.protocol.parties import Program as Replayed
 from deepseal.secure_inference.roles.layers import Read, gather
 from deepseal.secure_inference.roles.owned import Secrets
 from deepseal.secure_inference.roles.sums import Ints, Part, Sums, pair_circuit
+from deepseal.secure_inference.roles.walk import Progress
 from deepseal.secure_inference.roles.yao_layers import GadgetLayer, Garbled, PublicLayer, SecretLayer
 
 Labels: TypeAlias = NDArray[np.complex128]
@@ -41,12 +42,14 @@ class Walk:
     def __init__(self, ready: Garbled, party: Party) -> None:
         self._ready, self._party = ready, party
 
-    def run(self, source: Array, batch: int) -> Array:
+    def run(self, source: Array, batch: int, progress: Progress | None = None) -> Array:
         """Labels of the output, (bits, batch x elements, 16), from those of the input, of the same kind."""
         program = self._ready.program
         wire = program.wires[program.input]
         labels: dict[int, Labels] = {program.input: _wide(source).reshape(wire.number.bits, batch, wire.size)}
-        for layer in self._ready.layers:
+        for number, layer in enumerate(self._ready.layers):
+            if progress is not None:
+                progress(number, len(self._ready.layers))
             with self._party.channel.phase(f"{layer.step} {layer.name}"):
                 target = program.wires[layer.target]
                 shape = (target.number.bits, batch, target.size)
