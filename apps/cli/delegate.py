@@ -56,12 +56,13 @@ def proxy(
         from deepseal.secure_inference.protocol.extension import TransferSettings
         from deepseal.secure_inference.protocol.parties import Settings
         from deepseal.secure_inference.roles.proxy import Proxy
+        from deepseal.secure_inference.roles.reception import Tally
 
         loaded = Program.load(program)
-        found: list[Served] = []
+        found = Tally()
 
         def note(served: Served) -> None:
-            found.append(served)
+            found.add(served)
             remark(line_of(served))
 
         settings = Settings(TransferSettings(k=ot_k, checks=check_ot))
@@ -85,9 +86,9 @@ def proxy(
         except KeyboardInterrupt:
             running_proxy.stop()
         run.results.update(
-            clients=len(found),
-            questions=sum(served.questions for served in found),
-            failures=sum(served.error is not None for served in found),
+            clients=found.clients,
+            questions=found.questions,
+            failures=found.failures,
             security=settings.transfer.security,
         )
 
@@ -107,7 +108,6 @@ def delegate(
     tls_cert: Certificate = None,
     tls_key: Key = None,
     tls_ca: Authority = None,
-    allow_plain: Plain = False,
     timeout: Timeout = 60.0,
     json: Json = False,
     record: RecordFile = None,
@@ -136,7 +136,6 @@ def delegate(
             server_name=server_name,
             proxy_name=proxy_name,
             timeout=timeout,
-            allow_plain=allow_plain,
         ) as client:
             answer = client.ask(x, clamp=not refuse_out_of_range)
         name = "label" if loaded.permits == "label" else "logits"

@@ -390,7 +390,10 @@ class Program:
     @property
     def disclosed(self) -> tuple[str, ...]:
         """What the program shows of the model and its training data, for people to accept before it is handed out."""
-        parts = [f"the architecture ({len(self.steps)} steps)", "the number formats"]
+        parts = [
+            f"the architecture ({len(self.steps)} steps) with the layers' names",
+            "all number formats, ring widths (which follow from the weights' size) and the encoding of inputs",
+        ]
         masked = sum(isinstance(step, Linear) and step.mask is not None for step in self.steps)
         if masked:
             parts.append(f"which weights are zero in {masked} of its layers")

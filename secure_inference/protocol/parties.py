@@ -250,9 +250,9 @@ class EvaluatorParty:
         """Receive the tables of a netlist, frame by frame; each is good until the next one."""
         left = program.plan(lanes).and_gates * lanes
         while left:
-            count = self.channel.receive_into(Kind.TABLES, self._frame)
-            if count == 0 or count % TABLE or count // TABLE > left:
-                refuse(self.channel, f"up to {left} tables of {TABLE} bytes", f"{count} bytes")
+            wanted = min(TABLE * left, TABLE_FRAME)
+            if (count := self.channel.receive_into(Kind.TABLES, self._frame)) != wanted:
+                refuse(self.channel, f"{wanted} bytes of tables", f"{count}")
             left -= count // TABLE
             yield self._frame[:count]
 

@@ -3,9 +3,10 @@
 The server garbles with labels k of its own choice for every bit of the client, and keeps them masked, k xor q, with
 the labels q of a correlated OT on random bits r, of which the client has t = q xor r delta (Beaver, "Precomputing
 oblivious transfer", CRYPTO 1995). Online the client says d = b xor r for its bit b, the server answers k xor q xor
-d delta, and with t that is the label k xor b delta. The colours that decode the answer stay with the server until the
-end, so nothing of the output is fixed before the input is: garbling ahead is then safe against inputs that depend on
-the garbled circuit (Bellare, Hoang, Rogaway, "Adaptively secure garbling", ASIACRYPT 2012).
+d delta, and with t that is the label k xor b delta. What decodes the answer, colours or the server's share of the logits,
+stays with the server until the end. To whoever has no label yet, tables and payloads are uniform (in the ideal-cipher
+model, where labels are hashed before they are given), so an input that is chosen after seeing them gains nothing; for
+garbling in general this needs proof (Bellare, Hoang, Rogaway, "Adaptively secure garbling", ASIACRYPT 2012).
 
 A bundle belongs to one session and its offset, stays in memory, serves one question, and is overwritten then.
 """
@@ -19,12 +20,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deepseal import _native
+from deepseal.secure_inference.compile.program import Circuit, Program
 from deepseal.secure_inference.protocol.extension import BLOCK, Array, array, refuse
 from deepseal.secure_inference.protocol.parties import EvaluatorParty, GarblerParty
 from deepseal.secure_inference.roles.layers import CircuitLayer, LinearLayer, Prepared, Words
 from deepseal.secure_inference.transport import Channel, Kind
 
 FRAME_LABELS = 1 << 18  # labels in a frame
+FRAME_BYTES = 1 << 20  # of differences in a frame
+
+
+def bundle_bytes(program: Program) -> int:
+    """Bytes of masks that the server keeps for a sample that was prepared, and of labels of its answer."""
+    wires, read = program.wires, {program.input, program.output}
+    for step in program.steps:
+        if isinstance(step, Circuit):
+            read.update(operand.source for operand in step.operands if wires[operand.source].kind == "accumulator")
+    return sum(BLOCK * wires[wire].number.bits * wires[wire].size for wire in read)
 
 
 @dataclass(eq=False)
@@ -42,6 +54,7 @@ class ServerBundle:
     masks: list[Array] = field(default_factory=list, repr=False)
     zero: Array = field(default_factory=lambda: np.empty((0, BLOCK), dtype=np.uint8), repr=False)
     share: Words | None = field(default=None, repr=False)
+    held: int = 0  # bytes of the memory that sessions share
 
     def labels(self, party: GarblerParty, n: int, out: Array | None = None) -> Array:
         """Zero labels (n, 16) of bits that the client will name later."""
@@ -56,21 +69,23 @@ class ServerBundle:
         """Online: give the labels of the client's bits, group by group, and overwrite what they were masked with."""
         channel = party.channel
         for mask in self.masks:
-            size = -(-len(mask) // 8)
-            said = channel.receive(Kind.OT, at_most=size)
-            if len(said) != size:
-                refuse(channel, f"{size} bytes of differences", f"{len(said)}")
-            differences = np.unpackbits(array(said), count=len(mask), bitorder="little")
+            said = np.empty(-(-len(mask) // 8), dtype=np.uint8)
+            for start in range(0, len(said), FRAME_BYTES):
+                part = said[start : start + FRAME_BYTES]
+                if (size := channel.receive_into(Kind.OT, part)) != len(part):
+                    refuse(channel, f"{len(part)} bytes of differences", f"{size}")
+            differences = np.unpackbits(said, count=len(mask), bitorder="little")
             for start in range(0, len(mask), FRAME_LABELS):
-                part = slice(start, start + FRAME_LABELS)
-                channel.send(Kind.OT, party.offset(mask[part], differences[part]))
+                some = slice(start, start + FRAME_LABELS)
+                channel.send(Kind.OT, party.offset(mask[some], differences[some]))
             channel.flush()
-        self.erase()
 
     def erase(self) -> None:
         """Overwrite what is secret."""
-        for mask in self.masks:
-            mask.fill(0)
+        for kept in (*self.masks, self.zero):
+            kept.fill(0)
+        if self.share is not None:
+            self.share.fill(0)
         self.masks.clear()
 
 
@@ -88,21 +103,29 @@ class ClientBundle:
     @classmethod
     def collect(cls, ready: Prepared, party: EvaluatorParty, live: Live, samples: int) -> ClientBundle:
         """Take everything that the server sends ahead for a question of that many samples."""
-        bundle, seen, program = cls(party, samples), set[int](), ready.program
+        bundle = cls(party, samples)
+        try:
+            bundle._collect(ready, live)
+        except BaseException:
+            bundle.erase()
+            raise
+        return bundle
+
+    def _collect(self, ready: Prepared, live: Live) -> None:
+        seen, program, samples = set[int](), ready.program, self.samples
         wire = program.wires[program.input]
-        bundle._transfer(wire.number.bits * samples * wire.size)
+        self._transfer(wire.number.bits * samples * wire.size)
         for layer in ready.layers:
             if isinstance(layer, LinearLayer):
-                bundle.frames += [message.copy() for message in live.messages(layer, samples)]
+                self.frames += [message.copy() for message in live.messages(layer, samples)]
                 continue
             for read in layer.reads:
                 if read.shared and read.wire not in seen:
                     seen.add(read.wire)
                     bits = program.wires[read.wire].number.bits * samples * program.wires[read.wire].size
-                    bundle.seeds.append(party.seed())
-                    bundle._transfer(bits)
-            bundle.frames += [frame.copy() for frame in live.tables(layer, samples * layer.lanes)]
-        return bundle
+                    self.seeds.append(self.party.seed())
+                    self._transfer(bits)
+            self.frames += [frame.copy() for frame in live.tables(layer, samples * layer.lanes)]
 
     def _transfer(self, n: int) -> None:
         choices = np.unpackbits(array(os.urandom(-(-n // 8))), count=n)
@@ -129,7 +152,9 @@ class ClientBundle:
         """See ``Live``."""
         channel = self.party.channel
         choices, labels = self.transfers[self._next(2)]
-        channel.send(Kind.OT, np.packbits(bits ^ choices, bitorder="little"))
+        differences = np.packbits(bits ^ choices, bitorder="little")
+        for start in range(0, len(differences), FRAME_BYTES):
+            channel.send(Kind.OT, differences[start : start + FRAME_BYTES])
         for start in range(0, len(bits), FRAME_LABELS):
             part = out[start : start + FRAME_LABELS]
             if channel.receive_into(Kind.OT, part) != part.nbytes:

@@ -14,7 +14,8 @@ from deepseal.secure_inference.compile.program import Program
 from deepseal.secure_inference.compile.simulate import decode_output, encode_input
 from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
-from deepseal.secure_inference.roles.answers import Answer
+from deepseal.secure_inference.roles.answers import MOST_SAMPLES, Answer
+from deepseal.secure_inference.roles.memory import MOST
 from deepseal.secure_inference.roles.modes import Ready, client_ready, start_client
 from deepseal.secure_inference.roles.walk import Progress
 from deepseal.secure_inference.transport import Channel, Counters, Tls, connect
@@ -61,6 +62,8 @@ class Client:
         clock = time.perf_counter()
         self._program, self._channel = ready.program, channel
         self._session = start_client(channel, ready, settings or Settings(), protocol, progress)
+        self._at_once = max(1, min(MOST_SAMPLES, MOST // 2 // ready.label_bytes))
+        self._prepared = 0
         self.setup_seconds = time.perf_counter() - clock
 
     @classmethod
@@ -112,17 +115,26 @@ class Client:
         """
         with _Measured(self._channel) as measured:
             self._session.prepare(samples)
+        self._prepared += 1
         return measured.cost
 
     def ask(self, x: ArrayLike, *, clamp: bool = True) -> Answer:
         """The model's answer on samples in data space, (N, …) or one without N.
 
+        More samples than fit into memory are several questions, one after the other.
+
         Raises:
             InputError: another shape, NaN, or values out of range with ``clamp=False``.
         """
         encoded = encode_input(self._program, x, clamp=clamp)
+        at_once = len(encoded.values) if self._prepared else self._at_once
         with _Measured(self._channel) as measured:
-            values = self._session.ask(encoded.values)
+            parts = [
+                self._session.ask(encoded.values[start : start + at_once])
+                for start in range(0, max(1, len(encoded.values)), at_once)
+            ]
+        self._prepared = max(0, self._prepared - 1)
+        values = np.concatenate(parts)
         cost = measured.cost
         decoded = decode_output(self._program, values)
         return Answer(decoded, encoded.clamped, cost.seconds, cost.bytes_sent, cost.bytes_received)

@@ -81,9 +81,10 @@ class DelegatedClient:
         proxy_name: str | None = None,
         timeout: float = 60.0,
         retry_for: float = 10.0,
-        allow_plain: bool = False,
     ) -> DelegatedClient:
         """Connect to both; ``setup_seconds`` then holds the connections, too.
+
+        Beyond this machine only with TLS: whoever reads both plain connections has the input.
 
         Args:
             program: the public program.
@@ -94,16 +95,13 @@ class DelegatedClient:
             proxy_name: likewise in the proxy's.
             timeout: seconds of the longest wait, also for an answer.
             retry_for: seconds during which a refused connection is tried again.
-            allow_plain: allow no encryption beyond this machine.
         """
         clock = time.perf_counter()
         ends = []
         try:
             for address, name in ((server, server_name), (proxy, proxy_name)):
                 expected = None if tls is None else tls.expecting(name)
-                ends.append(
-                    connect(address, tls=expected, timeout=timeout, retry_for=retry_for, allow_plain=allow_plain)
-                )
+                ends.append(connect(address, tls=expected, timeout=timeout, retry_for=retry_for))
         except BaseException:
             for end in ends:
                 end.refuse(_EARLY)

@@ -24,7 +24,7 @@ from deepseal.secure_inference.compile.weights import Weights
 from deepseal.secure_inference.protocol.bench import bench_memory, bench_transfer
 from deepseal.secure_inference.protocol.extension import FRAME_TRANSFERS, TransferSettings
 from deepseal.secure_inference.protocol.parties import TABLE, TABLE_FRAME, Settings
-from deepseal.secure_inference.roles.ahead import FRAME_LABELS
+from deepseal.secure_inference.roles.ahead import FRAME_BYTES, FRAME_LABELS
 from deepseal.secure_inference.roles.layers import LinearLayer, Prepared
 from deepseal.secure_inference.roles.mixed import REQUEST_BYTES
 from deepseal.secure_inference.roles.yao import YaoClientSession, YaoServerSession
@@ -154,7 +154,8 @@ def ahead_rounds(rounds: list[list[Part]]) -> tuple[list[Part], list[list[Part]]
             if part.name == "input":
                 rest.up = request
             if part.transfers:
-                rest.up += HEADER.size + -(-part.transfers // 8)
+                size = -(-part.transfers // 8)
+                rest.up += size + HEADER.size * -(-size // FRAME_BYTES)
                 rest.send(_LABEL * part.transfers, _LABEL * FRAME_LABELS)
             if part.name == "answer":
                 rest.down, rest.frames = part.down, part.frames

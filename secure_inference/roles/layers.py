@@ -14,6 +14,7 @@ from deepseal.secure_inference.compile.program import Circuit, Linear, Number, P
 from deepseal.secure_inference.compile.weights import Weights, layer_weights
 from deepseal.secure_inference.netlist import Netlist, Record, Word, add
 from deepseal.secure_inference.protocol.parties import Program as Replayed
+from deepseal.secure_inference.roles.memory import label_bytes
 
 Array = NDArray[np.uint8]
 Words = NDArray[np.uint64]
@@ -104,6 +105,7 @@ class Prepared:
         program: what it was.
         digest: of the program.
         layers: its steps, in order.
+        label_bytes: that a party holds for a sample, at most.
         weights: by step, at the server: (connections,) a weight each.
         biases: by step, at the server: (outputs,).
     """
@@ -111,6 +113,7 @@ class Prepared:
     program: Program
     digest: str
     layers: tuple[LinearLayer | CircuitLayer, ...]
+    label_bytes: int
     weights: Mapping[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
     biases: Mapping[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
@@ -121,7 +124,7 @@ def prepare(program: Program) -> Prepared:
         _linear(program, number, step) if isinstance(step, Linear) else _circuit(program, step)
         for number, step in enumerate(program.steps)
     )
-    return Prepared(program, program.digest(), layers)
+    return Prepared(program, program.digest(), layers, label_bytes(program, shares=True))
 
 
 def prepare_server(program: Program, weights: Weights | None) -> Prepared:

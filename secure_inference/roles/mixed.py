@@ -25,10 +25,11 @@ from deepseal import _native
 from deepseal.errors import InputError
 from deepseal.secure_inference.protocol.extension import BLOCK, Array, refuse
 from deepseal.secure_inference.protocol.parties import GarblerParty, Settings, start_evaluator, start_garbler
-from deepseal.secure_inference.roles.ahead import ClientBundle, Live, ServerBundle
+from deepseal.secure_inference.roles.ahead import ClientBundle, Live, ServerBundle, bundle_bytes
 from deepseal.secure_inference.roles.answers import MOST_SAMPLES, check_question, from_bits, from_shares
 from deepseal.secure_inference.roles.halves import TICKET
 from deepseal.secure_inference.roles.layers import CircuitLayer, LinearLayer, Prepared, Words
+from deepseal.secure_inference.roles.memory import Memory
 from deepseal.secure_inference.roles.walk import Progress, walk
 from deepseal.secure_inference.transport import Channel, Kind
 
@@ -51,6 +52,7 @@ class ServerSession:
         settings: the engine's.
         allows: whether this client may ask about that many samples more.
         halves: where the questions of constrained clients wait, for which a proxy asks.
+        memory: the bound that this party's sessions share.
 
     Raises:
         ProtocolError: the client runs another program, or breaks the protocol.
@@ -64,8 +66,10 @@ class ServerSession:
         settings: Settings,
         allows: Callable[[int], bool] = lambda _samples: True,
         halves: Desk | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self._ready, self._channel, self._allows, self._halves = ready, channel, allows, halves
+        self._memory = memory or Memory()
         self._party = start_garbler(channel, program=ready.digest, parameters={"protocol": PROTOCOL}, settings=settings)
         self._linear = _linear_layers(ready, self._party.keys)
         self._message = np.empty(_largest(ready), dtype=np.uint8)
@@ -86,42 +90,58 @@ class ServerSession:
             return False
         if what not in (_ASK, _PREPARE, _USE, _DELEGATED) or not 1 <= samples <= MOST_SAMPLES:
             refuse(self._channel, f"a question of 1 to {MOST_SAMPLES} samples", f"{samples}")
-        if what != _USE and not self._allows(samples):
-            refuse(self._channel, "a client with questions left", f"one that used its share: {samples} samples more")
         waiting = sum(bundle.samples for bundle in self._bundles)
         if what == _USE:
             if not self._bundles or self._bundles[0].samples != samples:
                 refuse(self._channel, "a question that was prepared", f"one of {samples} samples that was not")
             self._use(self._bundles.popleft())
-        elif what == _PREPARE:
+            return True
+        if what == _PREPARE:
             if waiting + samples > MOST_AHEAD:
                 refuse(self._channel, f"at most {MOST_AHEAD} samples ahead", f"{waiting + samples}")
-            self._prepare(samples)
         elif waiting:
             refuse(self._channel, "first the questions that were prepared", "another")
-        elif what == _DELEGATED:
-            self._delegated(samples)
-        else:
-            self._tell(*self._walk(samples, self._party))
+        with self._memory.hold(self._channel, samples, self._ready.label_bytes):
+            if what == _DELEGATED:
+                self._delegated(samples)
+                return True
+            self._charge(samples)
+            if what == _PREPARE:
+                self._prepare(samples)
+            else:
+                self._tell(*self._walk(samples, self._party))
         return True
+
+    def _charge(self, samples: int) -> None:
+        if not self._allows(samples):
+            refuse(self._channel, "a client with questions left", f"one that used its share: {samples} samples more")
 
     def erase(self) -> None:
         """Overwrite what was prepared and not asked."""
-        for bundle in self._bundles:
-            bundle.erase()
-        self._bundles.clear()
+        while self._bundles:
+            self._forget(self._bundles.popleft())
+
+    def _forget(self, bundle: ServerBundle) -> None:
+        bundle.erase()
+        self._memory.give(bundle.held)
 
     def _prepare(self, samples: int) -> None:
         bundle = ServerBundle(samples)
+        each = bundle_bytes(self._ready.program)
+        self._memory.claim(self._channel, samples, each)
+        bundle.held = samples * each
         self._bundles.append(bundle)
         with self._channel.phase("ahead"):
             bundle.zero, bundle.share = self._walk(samples, _Ahead(self._party, bundle))
             self._channel.flush()
 
     def _use(self, bundle: ServerBundle) -> None:
-        with self._channel.phase("online"):
-            bundle.answer(self._party)
-            self._tell(bundle.zero, bundle.share)
+        try:
+            with self._channel.phase("online"):
+                bundle.answer(self._party)
+                self._tell(bundle.zero, bundle.share)
+        finally:
+            self._forget(bundle)
 
     def _delegated(self, samples: int) -> None:
         """The proxy knows y = b xor s of each input bit b, we know s: the zero label of b is that of y plus s delta."""
@@ -131,6 +151,9 @@ class ServerSession:
             self._channel.send(Kind.READY, b"\0")
             return
         with found:
+            if not self._allows(samples):
+                found.fail("this proxy's clients have used their share of samples")
+                self._charge(samples)
             self._channel.send(Kind.READY, b"\1")
             zero, share = self._walk(samples, self._party, found.bits)
             self._channel.flush()

@@ -18,6 +18,7 @@ from deepseal.secure_inference.compile.program import Program
 from deepseal.secure_inference.compile.weights import Weights
 from deepseal.secure_inference.protocol.parties import Settings
 from deepseal.secure_inference.roles.layers import Prepared, prepare, prepare_server
+from deepseal.secure_inference.roles.memory import Memory
 from deepseal.secure_inference.roles.mixed import ClientSession, ServerSession
 from deepseal.secure_inference.roles.walk import Progress
 from deepseal.secure_inference.roles.yao import Garbles, YaoClientSession, YaoServerSession
@@ -109,11 +110,12 @@ def start_server(
     protocol: str,
     allows: Callable[[int], bool],
     halves: Desk | None = None,
+    memory: Memory | None = None,
 ) -> Serving:
     """A client's session; see ``mixed`` and ``yao`` for what it raises."""
     if isinstance(ready, Prepared):
-        return ServerSession(channel, ready, settings, allows, halves)
-    return YaoServerSession(channel, ready, settings, garbler=_garbler(protocol), allows=allows)
+        return ServerSession(channel, ready, settings, allows, halves, memory)
+    return YaoServerSession(channel, ready, settings, garbler=_garbler(protocol), allows=allows, memory=memory)
 
 
 def start_client(

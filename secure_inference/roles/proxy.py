@@ -20,6 +20,7 @@ from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
 from deepseal.secure_inference.roles.halves import Question, greet, receive_question, send_half
 from deepseal.secure_inference.roles.layers import Prepared, prepare
+from deepseal.secure_inference.roles.memory import Memory
 from deepseal.secure_inference.roles.mixed import ClientSession
 from deepseal.secure_inference.roles.reception import Reception
 from deepseal.secure_inference.roles.server import Served
@@ -60,7 +61,7 @@ class Proxy:
     def __post_init__(self) -> None:
         base_ot.load()
         self._ready = prepare(self.program)
-        self._sessions = _Sessions(self, self._ready)
+        self._sessions, self._memory = _Sessions(self, self._ready), Memory()
         self._reception = Reception(self._client, most=self.most_clients, timeout=self.timeout, report=self.report)
         self._stopping = threading.Event()
 
@@ -91,7 +92,8 @@ class Proxy:
         greet(channel, self._ready.digest, "proxy", "client")
         while (question := receive_question(channel, self.program)) is not None:
             try:
-                half = self._sessions.ask(question)
+                with self._memory.hold(channel, question.samples, self._ready.label_bytes):
+                    half = self._sessions.ask(question)
             except InputError:
                 channel.refuse("the proxy got no answer from the server; ask again later")
                 raise

@@ -13,6 +13,7 @@ from deepseal.secure_inference.compile.program import Program
 from deepseal.secure_inference.compile.weights import Weights
 from deepseal.secure_inference.protocol import base_ot
 from deepseal.secure_inference.protocol.parties import Settings
+from deepseal.secure_inference.roles.memory import MOST, Memory
 from deepseal.secure_inference.roles.modes import server_ready, start_server
 from deepseal.secure_inference.roles.reception import Reception, Served
 from deepseal.secure_inference.transport import Channel, Tls
@@ -34,6 +35,7 @@ class Server:
         most_questions: that one session may ask.
         most_samples: that one client may ask about while we run, in all its sessions; a client is its certificate, and
             all those without one are one client. Extracting a model takes many.
+        most_memory: bytes of labels that all sessions hold together; larger questions are refused.
         timeout: seconds of the longest wait for a client.
         report: called when a session ends, from its thread.
         halves: where constrained clients leave the halves of their questions; see ``delegate``.
@@ -49,6 +51,7 @@ class Server:
     most_clients: int = 16
     most_questions: int = 100_000
     most_samples: int | None = None
+    most_memory: int = MOST
     timeout: float = 60.0
     report: Callable[[Served], None] | None = None
     halves: Desk | None = None
@@ -64,6 +67,7 @@ class Server:
         base_ot.load()
         self._stopping = threading.Event()
         self._reception = Reception(self._client, most=self.most_clients, timeout=self.timeout, report=self.report)
+        self._memory = Memory(self.most_memory)
         self._lock = threading.Lock()
         self._asked: dict[bytes, int] = {}  # samples, by certificate
 
@@ -97,9 +101,10 @@ class Server:
 
     def _client(self, channel: Channel, count: Callable[[], None]) -> None:
         allows = self._allowance(channel)
-        session = start_server(channel, self._ready, self.settings, self.protocol, allows, self.halves)
+        session = start_server(channel, self._ready, self.settings, self.protocol, allows, self.halves, self._memory)
         try:
             answered = 0
+            channel.wait(self.timeout)  # for a request; PING does not prolong it
             while session.answer():
                 for _ in range(session.questions - answered):
                     count()
@@ -107,6 +112,7 @@ class Server:
                 if answered >= self.most_questions:
                     channel.refuse(f"a session may ask {self.most_questions} questions; start a new one")
                     break
+                channel.wait(self.timeout)
         finally:
             session.erase()
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from deepseal.secure_inference.protocol.extension import BLOCK, Array
 from deepseal.secure_inference.roles.layers import CircuitLayer, LinearLayer, Prepared, Read, Words, gather
+from deepseal.secure_inference.roles.memory import ends
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -50,12 +51,14 @@ def walk(
     wire = program.wires[program.input]
     labels = {program.input: source.reshape(wire.number.bits, batch, wire.size, BLOCK)}
     shares: dict[int, Words] = {}
+    over = ends(program)
     for number, layer in enumerate(ready.layers):
         if progress is not None:
             progress(number, len(ready.layers))
         with side.phase(f"{number} {layer.name}"):
             if isinstance(layer, LinearLayer):
                 shares[layer.target] = side.linear(layer, labels[layer.source], batch)
+                _drop(labels, over[number])
                 continue
             for read in layer.reads:
                 if read.wire not in labels:  # once, however many operands read it
@@ -64,9 +67,15 @@ def walk(
                     labels[read.wire] = entered.reshape(2 * wire.number.bits, batch, wire.size, BLOCK)
             out = side.circuit(layer, _inputs(layer.reads, labels, batch, side))
             labels[layer.target] = out.reshape(layer.target_bits, batch, layer.lanes, BLOCK)
+            _drop(labels, over[number])
     if program.output in shares:
         return np.empty((0, BLOCK), dtype=np.uint8), shares[program.output]
     return labels[program.output], None
+
+
+def _drop(labels: dict[int, Array], wires: tuple[int, ...]) -> None:
+    for wire in wires:
+        labels.pop(wire, None)
 
 
 def _inputs(reads: tuple[Read, ...], labels: dict[int, Array], batch: int, side: Side) -> Array:

@@ -29,6 +29,7 @@ from deepseal.secure_inference.protocol.parties import (
     start_garbler,
 )
 from deepseal.secure_inference.roles.answers import MOST_SAMPLES, check_question, from_bits
+from deepseal.secure_inference.roles.memory import Memory
 from deepseal.secure_inference.roles.walk import Progress
 from deepseal.secure_inference.roles.yao_layers import Garbled
 from deepseal.secure_inference.roles.yao_walk import Party, Walk
@@ -48,6 +49,7 @@ class YaoServerSession:
         settings: the engine's.
         garbler: who garbles; both parties must agree.
         allows: whether this client may ask about that many samples more.
+        memory: the bound that this party's sessions share.
 
     Raises:
         InputError: another garbler than server or client.
@@ -63,8 +65,10 @@ class YaoServerSession:
         *,
         garbler: Garbles = "server",
         allows: Callable[[int], bool] = lambda _samples: True,
+        memory: Memory | None = None,
     ) -> None:
         self._ready, self._channel, self._allows = ready, channel, allows
+        self._memory = memory or Memory()
         self._party = _start(channel, ready, settings, garbler, own=garbler == "server")
         self.questions = 0  # answered
 
@@ -80,15 +84,16 @@ class YaoServerSession:
             refuse(self._channel, f"a question of 1 to {MOST_SAMPLES} samples", f"{batch}")
         if batch == 0:
             return False
-        if not self._allows(batch):
-            refuse(self._channel, "a client with questions left", f"one that used its share: {batch} samples more")
-        wire = self._ready.program.wires[self._ready.program.input]
-        source = self._party.peer_labels(wire.number.bits * batch * wire.size)
-        out = Walk(self._ready, self._party).run(source, batch)
-        if isinstance(self._party, GarblerParty):
-            self._party.reveal(out)
-        else:
-            self._party.tell(out)
+        with self._memory.hold(self._channel, batch, self._ready.label_bytes):
+            if not self._allows(batch):
+                refuse(self._channel, "a client with questions left", f"one that used its share: {batch} samples more")
+            wire = self._ready.program.wires[self._ready.program.input]
+            source = self._party.peer_labels(wire.number.bits * batch * wire.size)
+            out = Walk(self._ready, self._party).run(source, batch)
+            if isinstance(self._party, GarblerParty):
+                self._party.reveal(out)
+            else:
+                self._party.tell(out)
         self.questions += 1
         return True
 

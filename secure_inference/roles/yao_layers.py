@@ -14,6 +14,7 @@ from deepseal.secure_inference.compile.program import Circuit, Linear, Program
 from deepseal.secure_inference.compile.weights import Weights, layer_weights
 from deepseal.secure_inference.protocol.parties import Program as Replayed
 from deepseal.secure_inference.roles.layers import Read
+from deepseal.secure_inference.roles.memory import label_bytes
 from deepseal.secure_inference.roles.owned import Secrets, secrets_of
 from deepseal.secure_inference.roles.sums import Ints, Sums, format_of, groups_of, public_circuit, sums_of
 
@@ -88,6 +89,11 @@ class Garbled:
     program: Program
     layers: tuple[Layer, ...]
     secrets: Mapping[int, tuple[Secrets, ...]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def label_bytes(self) -> int:
+        """That a party holds for a sample, at most."""
+        return label_bytes(self.program, shares=False)
 
     @cached_property
     def digest(self) -> str:

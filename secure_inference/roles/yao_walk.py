@@ -18,6 +18,7 @@ from deepseal.secure_inference.protocol.extension import BLOCK, Array
 from deepseal.secure_inference.protocol.parties import EvaluatorParty, GarblerParty
 from deepseal.secure_inference.protocol.parties import Program as Replayed
 from deepseal.secure_inference.roles.layers import Read, gather
+from deepseal.secure_inference.roles.memory import ends
 from deepseal.secure_inference.roles.owned import Secrets
 from deepseal.secure_inference.roles.sums import Ints, Part, Sums, pair_circuit
 from deepseal.secure_inference.roles.walk import Progress
@@ -47,7 +48,11 @@ class Walk:
         program = self._ready.program
         wire = program.wires[program.input]
         labels: dict[int, Labels] = {program.input: _wide(source).reshape(wire.number.bits, batch, wire.size)}
+        over = ends(program)
         for number, layer in enumerate(self._ready.layers):
+            if number > 0:
+                for wire in over[number - 1]:
+                    labels.pop(wire, None)
             if progress is not None:
                 progress(number, len(self._ready.layers))
             with self._party.channel.phase(f"{layer.step} {layer.name}"):

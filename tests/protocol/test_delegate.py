@@ -1,6 +1,7 @@
 """Delegation: a constrained client, a proxy and a server; those two see noise, and outlive broken clients."""
 
 import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -97,12 +98,14 @@ def background(serve, stop, *args, **options):
 
 
 @contextlib.contextmanager
-def opened(program, weights, *, timeout=3.0, tls=(None, None), via=contextlib.nullcontext, **options):
+def opened(
+    program, weights, *, timeout=3.0, tls=(None, None), via=contextlib.nullcontext, most_samples=None, **options
+):
     """A server, its desk and a proxy that reaches it through ``via``."""
     place = Place(program, weights)
     report = {name: list_.append for name, list_ in place.found.items()}
     desk = Desk(program, timeout=timeout, most_clients=3, report=report["desk"])
-    server = Server(program, weights, timeout=timeout, report=report["server"], halves=desk)
+    server = Server(program, weights, timeout=timeout, report=report["server"], halves=desk, most_samples=most_samples)
     with contextlib.ExitStack() as stack:
         place.server = stack.enter_context(background(server.serve, server.stop, LOOPBACK, tls=tls[0]))
         place.desk = stack.enter_context(desk.open(LOOPBACK, tls=tls[0]))
@@ -277,6 +280,21 @@ def test_unknown_ticket(place):
         server.refuse("done")
     place.check(drawn(place.program, 2))
     assert [one.error for one in place.found["server"]] == []  # the same session served both
+
+
+def test_made_up_tickets_cost_no_quota():
+    """Only questions that are answered count; then the proxy's clients are told that the share is used."""
+    with opened(*compiled(NETWORKS["dense"]()), most_samples=3) as place:
+        for _ in range(5):
+            server, proxy = place.channels()
+            with server:
+                with pytest.raises(ProtocolError, match="does not know this ticket"), proxy:
+                    send_question(proxy, question_of(place))
+                    receive_half(proxy, place.program, 1)
+                server.refuse("done")
+        place.check(drawn(place.program, 3))
+        with pytest.raises(ProtocolError, match="no answer from the server|used their share"):
+            place.check(drawn(place.program, 1))
 
 
 def test_ticket_used_twice(place):
@@ -479,6 +497,7 @@ def test_plain_beyond_this_machine_is_refused():
     program, _ = compiled(NETWORKS["dense"]())
     with pytest.raises(InputError, match="TLS for an address beyond"):
         DelegatedClient.connect(program, server="192.0.2.1:9", proxy="127.0.0.1:9")
+    assert "allow_plain" not in inspect.signature(DelegatedClient.connect).parameters
     with pytest.raises(InputError, match="TLS for an address beyond"), Desk(program).open("0.0.0.0:0"):
         pass
     with pytest.raises(InputError, match="TLS for an address beyond"):

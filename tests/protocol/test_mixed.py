@@ -4,6 +4,7 @@ import contextlib
 import socket
 import struct
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ import torch
 from torch import nn
 
 from deepseal.adapter import Classifier, InputSpec, Split
-from deepseal.errors import InputError, ProtocolError
+from deepseal.errors import InputError, ProtocolError, TransportError
 from deepseal.secure_inference.compile import Weights, compile_model
 from deepseal.secure_inference.compile.arrays import LinearWeights
 from deepseal.secure_inference.compile.simulate import simulate
 from deepseal.secure_inference.protocol.extension import TransferSettings
 from deepseal.secure_inference.protocol.parties import Settings
 from deepseal.secure_inference.roles.layers import prepare, prepare_server
+from deepseal.secure_inference.roles.memory import Memory
 from deepseal.secure_inference.roles.mixed import ClientSession, ServerSession
 from deepseal.secure_inference.transport import Channel, Kind, memory_pair
 
@@ -304,6 +306,77 @@ def test_material_is_overwritten_when_it_is_used_and_when_the_session_ends():
         assert not any(part.any() for part in secrets[1])
 
 
+def test_the_server_overwrites_its_part_too():
+    """Used, not asked, and when the client leaves in the middle of its use."""
+    program, weights = compiled(NETWORKS["dense"](), permits="logits")
+    ready, kept, sessions = prepare_server(program, weights), [], []
+
+    class Watched(ServerSession):
+        def _use(self, bundle):
+            kept.append([*bundle.masks, bundle.share])
+            super()._use(bundle)
+
+    def serve(channel):
+        with contextlib.suppress(ProtocolError, TransportError), channel:
+            session = Watched(channel, ready, Settings(), memory=memory)
+            sessions.append(session)
+            try:
+                while session.answer():
+                    pass
+            finally:
+                session.erase()
+
+    memory = Memory()
+    left, right = memory_pair(timeout=5)
+    thread = threading.Thread(target=serve, args=(left,))
+    thread.start()
+    with contextlib.suppress(ProtocolError), right:
+        client = ClientSession(right, prepare(program), Settings())
+        for _ in range(3):
+            client.prepare(1)
+        client.ask(drawn(program, 1))
+        kept.append([*sessions[0]._bundles[-1].masks, sessions[0]._bundles[-1].share])
+        assert memory._held > 0
+        right.send(Kind.INPUT, struct.pack("<BI", 3, 1))
+        right.flush()
+        right.refuse("gone in the middle")
+    thread.join()
+    assert len(kept) == 3
+    assert not any(part.any() for parts in kept for part in parts)
+    assert memory._held == 0
+
+
+def test_more_than_fits_into_memory_is_refused():
+    program, weights = compiled(NETWORKS["convolution"]())
+    ready = prepare_server(program, weights)
+    for protocol, session in (("ask", 1), ("prepare", 2)):
+        left, right = memory_pair(timeout=5)
+        memory = Memory(3 * ready.label_bytes)
+        thread = threading.Thread(target=_serve_quietly, args=(left, ready, memory))
+        thread.start()
+        with pytest.raises(ProtocolError, match="at most 3 samples at once"), right:
+            client = ClientSession(right, prepare(program), Settings())
+            client.ask(drawn(program, 3))
+            right.send(Kind.INPUT, struct.pack("<BI", session, 4))
+            right.receive(Kind.OUTPUT, at_most=1)
+        thread.join()
+        assert memory._held == 0, protocol
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_label_bytes_bound_what_is_held(name):
+    """Memory that grows with the samples is below the bound, and not far below it."""
+    program, weights = compiled(NETWORKS[name]())
+    ready, samples = prepare_server(program, weights), 40
+    asked(program, weights, [drawn(program, 1)])
+    tracemalloc.start()
+    asked(program, weights, [drawn(program, samples)])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    bound = 2 * samples * ready.label_bytes  # both parties run here
+    assert 0.1 * bound < peak < 1.2 * bound + (4 << 20)
+
+
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [((3, 1), "prepared"), ((9, 1), "question"), ((1, 0), "question"), ((1, 5000), "question"), ((1,), "bytes")],
@@ -321,8 +394,8 @@ def test_requests_that_are_refused(request_, reason):
     thread.join()
 
 
-def _serve_quietly(channel, ready):
+def _serve_quietly(channel, ready, memory=None):
     with contextlib.suppress(ProtocolError), channel:
-        session = ServerSession(channel, ready, Settings())
+        session = ServerSession(channel, ready, Settings(), memory=memory)
         while session.answer():
             pass

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from test_mixed import NETWORKS, compiled, drawn
 
+import deepseal.secure_inference.roles.client
 from deepseal.errors import InputError, ProtocolError, TransportError
 from deepseal.secure_inference.compile.simulate import simulate
 from deepseal.secure_inference.roles.client import Client
@@ -80,6 +81,20 @@ def test_answers(protocol):
             Client.connect(program, address, protocol=other)
         wait_for(lambda: len(found) == 2)
         assert (found[0].questions, found[0].error) == (2, None)
+
+
+def test_many_samples_are_several_questions(monkeypatch):
+    monkeypatch.setattr(deepseal.secure_inference.roles.client, "MOST", 1)
+    with serving() as (address, program, weights, found):
+        x = drawn(program, 5)
+        with Client.connect(program, address) as client:
+            answer = client.ask(reals(program, x))
+            assert np.array_equal(answer.values, simulate(program, weights, x).reshape(-1))
+            client.prepare(2)
+            assert len(client.ask(reals(program, x[:2])).values) == 2
+            assert len(client.ask(reals(program, x[:3])).values) == 3
+        wait_for(lambda: found)
+        assert found[0].questions == 5 + 1 + 3
 
 
 def test_quota_in_the_garbled_mode():
