@@ -40,8 +40,8 @@ from deepseal.secure_inference.compile.program import Linear, Program  # noqa: E
 from deepseal.secure_inference.compile.simulate import decode_output, encode_input, simulate  # noqa: E402
 from deepseal.secure_inference.compile.weights import Weights  # noqa: E402
 from deepseal.secure_inference.roles.estimate import estimate  # noqa: E402
-from deepseal.secure_inference.roles.estimate import measure as measure_rates  # noqa: E402
 from deepseal.secure_inference.roles.modes import client_ready  # noqa: E402
+from deepseal.secure_inference.roles.rates import measure as measure_rates  # noqa: E402
 from deepseal.secure_inference.transport.certificates import make_certificates  # noqa: E402
 
 RECORDS = HERE / "private"

@@ -14,7 +14,7 @@ from deepseal.apps.cli.circuit import tls_of
 from deepseal.apps.cli.common import Json, RecordFile, progress, remark, running
 
 if TYPE_CHECKING:
-    from deepseal.secure_inference.roles.server import Served
+    from deepseal.secure_inference.roles.reception import Served, Tally
 
 Certificate = Annotated[Path | None, typer.Option("--tls-cert", help="Our certificate (PEM).")]
 Key = Annotated[Path | None, typer.Option("--tls-key", help="Its private key (PEM).")]
@@ -65,6 +65,7 @@ def serve(
         from deepseal.secure_inference.protocol.parties import Settings
         from deepseal.secure_inference.roles.desk import Desk
         from deepseal.secure_inference.roles.modes import check_protocol, security
+        from deepseal.secure_inference.roles.reception import Tally
         from deepseal.secure_inference.roles.server import Server
 
         check_protocol(protocol)
@@ -77,7 +78,7 @@ def serve(
         )
         if not accept_public and sys.stdin.isatty():
             typer.confirm("Serve it?", abort=True, err=True)
-        found: list[Served] = []
+        found = Tally()
         tls = tls_of(tls_cert, tls_key, tls_ca)
         desk = (
             None if delegates is None else Desk(loaded, most_clients=most_clients, timeout=timeout, report=_delegated)
@@ -111,10 +112,10 @@ def serve(
         except KeyboardInterrupt:
             server.stop()
         run.results.update(
-            clients=len(found),
-            questions=sum(served.questions for served in found),
-            failures=sum(served.error is not None for served in found),
-            bytes_sent=sum(served.bytes_sent for served in found),
+            clients=found.clients,
+            questions=found.questions,
+            failures=found.failures,
+            bytes_sent=found.bytes_sent,
             security=security(protocol, settings.transfer.security),
         )
 
@@ -206,8 +207,9 @@ def estimate(
     with running("private.estimate", json=json, record=record) as (run, _):
         from deepseal.secure_inference.compile.program import Program
         from deepseal.secure_inference.protocol.extension import TransferSettings
-        from deepseal.secure_inference.roles.estimate import estimate, measure
+        from deepseal.secure_inference.roles.estimate import estimate
         from deepseal.secure_inference.roles.modes import check_protocol, client_ready
+        from deepseal.secure_inference.roles.rates import measure
 
         check_protocol(protocol)
         loaded = Program.load(program)
@@ -255,8 +257,8 @@ def read_samples(path: Path) -> Any:
         return np.load(io.BytesIO(data), allow_pickle=False)
 
 
-def _note(found: list[Served], served: Served) -> None:
-    found.append(served)
+def _note(found: Tally, served: Served) -> None:
+    found.add(served)
     remark(line_of(served))
 
 

@@ -2,11 +2,12 @@
 
 The server garbles with labels k of its own choice for every bit of the client, and keeps them masked, k xor q, with
 the labels q of a correlated OT on random bits r, of which the client has t = q xor r delta (Beaver, "Precomputing
-oblivious transfer", CRYPTO 1995). Online the client says d = b xor r for its bit b, the server answers k xor q xor
-d delta, and with t that is the label k xor b delta. What decodes the answer, colours or the server's share of the logits,
-stays with the server until the end. To whoever has no label yet, tables and payloads are uniform (in the ideal-cipher
-model, where labels are hashed before they are given), so an input that is chosen after seeing them gains nothing; for
-garbling in general this needs proof (Bellare, Hoang, Rogaway, "Adaptively secure garbling", ASIACRYPT 2012).
+oblivious transfer", CRYPTO 1995). Online the client says d = b xor r for its bit b, the server answers k xor q xor d
+delta, and with t that is the label k xor b delta. What decodes the answer, colours or the server's share of the
+logits, stays with the server until the end. To whoever has no label yet, tables and payloads are uniform (in the
+ideal-cipher model, where labels are hashed before they are given), so an input that is chosen after seeing them gains
+nothing; for garbling in general this needs proof (Bellare, Hoang, Rogaway, "Adaptively secure garbling", ASIACRYPT
+2012).
 
 A bundle belongs to one session and its offset, stays in memory, serves one question, and is overwritten then.
 """

@@ -9,27 +9,16 @@ client computes, all three at once but for the first and the last frame. Bytes a
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from deepseal import _native
 from deepseal.errors import InputError
-from deepseal.secure_inference.compile.arrays import LinearWeights
-from deepseal.secure_inference.compile.program import Linear, Number, Program, Wire
-from deepseal.secure_inference.compile.weights import Weights
-from deepseal.secure_inference.protocol.bench import bench_memory, bench_transfer
 from deepseal.secure_inference.protocol.extension import FRAME_TRANSFERS, TransferSettings
-from deepseal.secure_inference.protocol.parties import TABLE, TABLE_FRAME, Settings
+from deepseal.secure_inference.protocol.parties import TABLE, TABLE_FRAME
 from deepseal.secure_inference.roles.ahead import FRAME_BYTES, FRAME_LABELS
 from deepseal.secure_inference.roles.layers import LinearLayer, Prepared
 from deepseal.secure_inference.roles.mixed import REQUEST_BYTES
-from deepseal.secure_inference.roles.yao import YaoClientSession, YaoServerSession
-from deepseal.secure_inference.roles.yao_layers import Garbled, prepare_garbled, prepare_garbled_server
-from deepseal.secure_inference.transport import memory_pair
+from deepseal.secure_inference.roles.rates import Rates, measure
+from deepseal.secure_inference.roles.yao_layers import Garbled
 from deepseal.secure_inference.transport.frames import HEADER
 
 _SEED = 16
@@ -48,6 +37,7 @@ class Part:
         and_gates: garbled and evaluated.
         half_gates: of one ciphertext.
         values: weights that met a bit: connections x bits of the source.
+        rows: elements of a linear layer's source.
         transfers: correlated OTs.
     """
 
@@ -58,6 +48,7 @@ class Part:
     and_gates: int = 0
     half_gates: int = 0
     values: int = 0
+    rows: int = 0
     transfers: int = 0
 
     def send(self, payload: int, largest: int) -> None:
@@ -65,23 +56,6 @@ class Part:
         count = -(-payload // largest)
         self.down += payload + HEADER.size * count
         self.frames += count
-
-
-@dataclass(frozen=True)
-class Rates:
-    """How fast a party computes here: operations a second, and seconds for each layer whatever its size."""
-
-    garble: float
-    evaluate: float
-    mask: float  # values of a linear layer at the weight owner
-    open: float  # and at the other party
-    send: float  # transfers
-    receive: float
-    copy: float = 2.5e9  # bytes a second through a socket and back
-    layer: float = 6e-5
-    message: float = 4e-5  # to get a message through the system, besides the network's latency
-    yao_garble: float = 4e7  # whole gates in linear layers, a half gate as half of one, with all that is around them
-    yao_evaluate: float = 6e7
 
 
 @dataclass(frozen=True)
@@ -120,6 +94,7 @@ def mixed_rounds(ready: Prepared, samples: int, transfer: TransferSettings) -> l
             for size in layer.frames * samples:
                 part.send(size, size)
             part.values = samples * layer.multiplications * layer.source_bits
+            part.rows = samples * program.wires[layer.source].size
             rounds[-1].append(part)
             continue
         new = {read.wire for read in layer.reads if read.shared} - entered
@@ -150,7 +125,7 @@ def ahead_rounds(rounds: list[list[Part]]) -> tuple[list[Part], list[list[Part]]
     for parts in rounds:
         later = []
         for part in parts:
-            rest = Part(part.name, and_gates=part.and_gates, values=part.values)
+            rest = Part(part.name, and_gates=part.and_gates, values=part.values, rows=part.rows)
             if part.name == "input":
                 rest.up = request
             if part.transfers:
@@ -257,7 +232,7 @@ def _seconds(parts: list[Part], rates: Rates, bandwidth: float, latency: float, 
         return 0.0
     total = Part("")
     for part in parts:
-        for name in ("up", "down", "frames", "and_gates", "half_gates", "values", "transfers"):
+        for name in ("up", "down", "frames", "and_gates", "half_gates", "values", "rows", "transfers"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
     garble, evaluate = (rates.yao_garble, rates.yao_evaluate) if total.half_gates else (rates.garble, rates.evaluate)
     gates = total.and_gates + total.half_gates / 2
@@ -265,76 +240,8 @@ def _seconds(parts: list[Part], rates: Rates, bandwidth: float, latency: float, 
     before += total.transfers / rates.send
     travel = 8 * total.down / bandwidth
     copy = total.down / rates.copy + rates.layer * len(parts)
-    server = copy if ahead else gates / garble + total.values / rates.mask + copy
-    client = gates / evaluate + total.values / rates.open + copy
+    server = copy if ahead else gates / garble + total.values / rates.mask + total.rows * rates.mask_row + copy
+    client = gates / evaluate + total.values / rates.open + total.rows * rates.open_row + copy
     stages = (server, travel, client)
     longest = max(stages)
     return before + longest + (sum(stages) - longest) / max(1, total.frames)
-
-
-def measure(kernels: str = "", *, yao: bool = False) -> Rates:
-    """How fast this machine is; about a second. ``yao``: also in that mode, by a small layer between two threads."""
-    gates = bench_memory(kernels, seconds=0.05, repeats=3)
-    transfers = bench_transfer(kernels, seconds=0.05, repeats=3)
-    session, delta = _native.Session(bytes(16), kernels), _native.Delta()
-    sources, outputs, bits = 256, 100, 8
-    starts = np.arange(sources + 1, dtype=np.uint64) * outputs
-    met = _native.Connections(starts, np.tile(np.arange(outputs, dtype=np.uint32), sources), outputs)
-    one, two = (_native.LinearOt(session, met, 24, bits, False, use) for use in (1, 2))
-    labels = np.zeros((bits, 1, sources, 16), dtype=np.uint8)
-    message = np.zeros(one.message_bytes(0, sources), dtype=np.uint8)
-    share = np.zeros(outputs, dtype=np.uint64)
-    weights = np.zeros(sources * outputs, dtype=np.int64)
-    values = bits * sources * outputs
-    garbled = _yao_rates(kernels) if yao else {}
-    return Rates(
-        garble=gates["garble"],
-        evaluate=gates["evaluate"],
-        mask=values / _fastest(lambda: one.send(delta, weights, 0, sources, labels, 0, share, message)),
-        open=values / _fastest(lambda: two.receive(0, sources, labels, 0, message, share)),
-        send=transfers["send"],
-        receive=transfers["receive"],
-        **garbled,
-    )
-
-
-def _yao_rates(kernels: str, repeats: int = 3) -> dict[str, float]:
-    source, target = Number(8, signed=False, fraction=8), Number(24, signed=True, fraction=14)
-    step = Linear(0, 1, "linear", (64, 256), Number(8, signed=True, fraction=6))
-    wires = (Wire((256,), source, "activation"), Wire((64,), target, "accumulator"))
-    program = Program(wires, (step,), 0, 1, "logits", labels=64)
-    layer = LinearWeights(np.ones((64, 256), dtype=np.int64), np.zeros(64, dtype=np.int64))
-    served = prepare_garbled_server(program, Weights(program.digest(), {0: layer}))
-    asked = prepare_garbled(program)
-    left, right = memory_pair(timeout=60.0)
-    spent: dict[str, float] = {}
-
-    def serve() -> None:
-        with left:
-            session = YaoServerSession(left, served, Settings(kernels=kernels))
-            clock = time.thread_time()
-            while session.answer():
-                pass
-            spent["yao_garble"] = time.thread_time() - clock
-
-    server = threading.Thread(target=serve, daemon=True)
-    server.start()
-    with right:
-        client = YaoClientSession(right, asked, Settings(kernels=kernels))
-        clock = time.thread_time()
-        for _ in range(repeats):
-            client.ask(np.zeros((1, 256), dtype=np.int64))
-        spent["yao_evaluate"] = time.thread_time() - clock
-        client.close()
-    server.join(60.0)
-    whole, half = asked.layers[0].gates
-    return {name: repeats * (whole + half / 2) / seconds for name, seconds in spent.items()}
-
-
-def _fastest(call: Callable[[], object], repeats: int = 30) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        clock = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - clock)
-    return best

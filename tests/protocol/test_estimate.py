@@ -6,8 +6,9 @@ from test_mixed import NETWORKS, asked, compiled, drawn
 from deepseal.errors import InputError
 from deepseal.secure_inference.protocol.extension import TransferSettings
 from deepseal.secure_inference.protocol.parties import Settings
-from deepseal.secure_inference.roles.estimate import Rates, estimate
+from deepseal.secure_inference.roles.estimate import estimate
 from deepseal.secure_inference.roles.layers import prepare
+from deepseal.secure_inference.roles.rates import Rates, measure
 
 RATES = Rates(garble=1e8, evaluate=2e8, mask=5e8, open=9e8, send=1e8, receive=1e8)
 
@@ -71,3 +72,11 @@ def test_refusals(change):
     program, _ = compiled(NETWORKS["dense"]())
     with pytest.raises(InputError, match="bandwidth above 0"):
         estimate(prepare(program), **{"bandwidth": 1e9, "latency": 0.0, "rates": RATES, **change})
+
+
+def test_rates_of_this_machine():
+    """All are above zero, and so is the one that takes a second process."""
+    found = measure("portable", yao=True)
+    assert min(found.garble, found.evaluate, found.mask, found.open, found.send, found.receive) > 1e4
+    assert found.yao_garble > 1e4
+    assert found.yao_garble != Rates.yao_garble
