@@ -22,7 +22,7 @@ from deepseal.apps.cli.inference import (
 )
 
 if TYPE_CHECKING:
-    from deepseal.secure_inference.roles.server import Served
+    from deepseal.secure_inference.roles.reception import Served
 
 Public = Annotated[Path, typer.Argument(help="The public program.", show_default=False)]
 ServerName = Annotated[

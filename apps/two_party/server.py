@@ -15,7 +15,8 @@ from pathlib import Path
 
 from deepseal.errors import DeepSealError
 from deepseal.secure_inference.compile import Program, Weights
-from deepseal.secure_inference.roles.server import Served, Server
+from deepseal.secure_inference.roles.reception import Served
+from deepseal.secure_inference.roles.server import Server
 from deepseal.secure_inference.transport import Tls
 
 

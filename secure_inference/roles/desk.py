@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from deepseal.errors import ProtocolError
 from deepseal.secure_inference.compile.program import Program
 from deepseal.secure_inference.roles.halves import Question, greet, receive_question, send_half
-from deepseal.secure_inference.roles.reception import Reception
-from deepseal.secure_inference.roles.server import Served
+from deepseal.secure_inference.roles.reception import Reception, Served
 from deepseal.secure_inference.transport import Channel, Kind, Tls
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from deepseal.secure_inference.roles.halves import Question, greet, receive_ques
 from deepseal.secure_inference.roles.layers import Prepared, prepare
 from deepseal.secure_inference.roles.memory import Memory
 from deepseal.secure_inference.roles.mixed import ClientSession
-from deepseal.secure_inference.roles.reception import Reception
-from deepseal.secure_inference.roles.server import Served
+from deepseal.secure_inference.roles.reception import Reception, Served
 from deepseal.secure_inference.transport import Channel, Tls, connect
 
 _BEAT = 0.5  # seconds between looks at idle sessions

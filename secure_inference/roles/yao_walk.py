@@ -51,8 +51,8 @@ class Walk:
         over = ends(program)
         for number, layer in enumerate(self._ready.layers):
             if number > 0:
-                for wire in over[number - 1]:
-                    labels.pop(wire, None)
+                for done in over[number - 1]:
+                    labels.pop(done, None)
             if progress is not None:
                 progress(number, len(self._ready.layers))
             with self._party.channel.phase(f"{layer.step} {layer.name}"):
