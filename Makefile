@@ -19,7 +19,7 @@ SECONDS ?= 60
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= 2
 
-.PHONY: help env demo test lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-engine benchmark-private benchmark-watermark clean
+.PHONY: help env demo test lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-compress benchmark-engine benchmark-private benchmark-watermark clean
 
 # Sets $$cmake, and says what is wrong where there is none.
 define find-cmake
@@ -109,6 +109,9 @@ benchmark-engine: $(STAMP) ## Measure the garbling engine, beside EMP where it i
 
 benchmark-private: $(STAMP) ## Measure private inference; as root also over LAN and WAN; ARGS='--peers PYTHON' for the peers
 	@"$(BIN)/python" benchmarks/private.py $(ARGS)
+
+benchmark-compress: $(STAMP) ## Fold and accuracy of networks made smaller; about an hour
+	@"$(BIN)/python" benchmarks/private_compress.py $(ARGS)
 
 benchmark-watermark: $(STAMP) ## Reproduce the DeepSigns table
 	@"$(BIN)/python" benchmarks/watermark_deepsigns.py $(ARGS)
