@@ -39,7 +39,9 @@ def serve(
     accept_public: Annotated[
         bool, typer.Option("--accept-public", help="Do not ask whether what becomes public may.")
     ] = False,
-    most_clients: Annotated[int, typer.Option("--most-clients", help="Sessions at a time.", min=1)] = 16,
+    most_clients: Annotated[
+        int, typer.Option("--most-clients", help="Sessions at a time; a quarter for one certificate.", min=1)
+    ] = 16,
     most_questions: Annotated[int, typer.Option("--most-questions", help="Questions in a session.", min=1)] = 100_000,
     most_samples: Annotated[
         int | None,

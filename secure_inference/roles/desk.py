@@ -101,7 +101,7 @@ class Desk:
 
     def _client(self, channel: Channel, count: Callable[[], None]) -> None:
         greet(channel, self._digest, "server", "client")
-        for question in _questions(channel, self._program):
+        for question in _questions(channel, self._program, self._timeout):
             half = self._register(channel, question)
             try:
                 channel.send(Kind.READY)
@@ -141,8 +141,12 @@ class Desk:
             return self._waiting.pop(ticket, None) is not None
 
 
-def _questions(channel: Channel, program: Program) -> Iterator[Question]:
-    while (question := receive_question(channel, program)) is not None:
+def _questions(channel: Channel, program: Program, seconds: float) -> Iterator[Question]:
+    while True:
+        channel.wait(seconds)
+        question = receive_question(channel, program)
+        if question is None:
+            return
         yield question
 
 

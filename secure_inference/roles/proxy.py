@@ -89,7 +89,11 @@ class Proxy:
 
     def _client(self, channel: Channel, count: Callable[[], None]) -> None:
         greet(channel, self._ready.digest, "proxy", "client")
-        while (question := receive_question(channel, self.program)) is not None:
+        while True:
+            channel.wait(self.timeout)
+            question = receive_question(channel, self.program)
+            if question is None:
+                return
             try:
                 with self._memory.hold(channel, question.samples, self._ready.label_bytes):
                     half = self._sessions.ask(question)

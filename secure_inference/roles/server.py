@@ -31,7 +31,8 @@ class Server:
         weights: the secret half.
         protocol: ``mixed``, ``yao`` or ``yao-client``; see ``modes``.
         settings: the engine's.
-        most_clients: sessions at a time; further clients are told that we are busy.
+        most_clients: sessions at a time, a quarter of them for one certificate; further clients are told that we are
+            busy.
         most_questions: that one session may ask.
         most_samples: that one client may ask about while we run, in all its sessions; a client is its certificate, and
             all those without one are one client. Extracting a model takes many.

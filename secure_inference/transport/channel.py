@@ -58,6 +58,7 @@ class Channel:
         self.timeout = float(timeout)
         self._sock, self._limit = sock, limit
         self._until: float | None = None
+        self._met: tuple[int, int] | None = None  # kind and length of a frame that ``wait`` found
         self._open, self._torn, self._exact = True, False, False
         self._pending = bytearray()
         self._ahead = bytearray(_BATCH)
@@ -121,8 +122,7 @@ class Channel:
         try:
             if not self._torn:
                 text = readable(reason, frames.REASON_LIMIT).encode("ascii")
-                self._until = None
-                self._sock.settimeout(min(_LAST_WORDS, self.timeout))
+                self._until = time.monotonic() + min(_LAST_WORDS, self.timeout)
                 self._pending += HEADER.pack(frames.MAGIC, Kind.REFUSED, 0, len(text), self._number_sent) + text
                 self._put(memoryview(b""))
         except (OSError, ValueError):
@@ -154,6 +154,17 @@ class Channel:
         self._read(view[:length])
         return length
 
+    def wait(self, seconds: float) -> None:
+        """Wait for the next frame, and leave it to ``receive``. PING does not prolong this.
+
+        What waits to be sent is sent first. Nothing is read of the frame but its header.
+        """
+        if self._met is None:
+            with self.within(seconds):
+                self.flush()
+                self._check_open()
+                self._met = self._coming("a frame")
+
     # The rest
 
     @property
@@ -176,12 +187,16 @@ class Channel:
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Bound the waiting of the whole block, so that a peer cannot stretch it byte by byte."""
-        self._until = time.monotonic() + seconds
+        """Bound the waiting of the whole block, so that a peer cannot stretch it byte by byte.
+
+        A block inside a block has no longer than the outer one.
+        """
+        outer, end = self._until, time.monotonic() + seconds
+        self._until = end if outer is None else min(outer, end)
         try:
             yield
         finally:
-            self._until = None
+            self._until = outer
             if self._open:
                 self._sock.settimeout(self.timeout)
 
@@ -231,20 +246,29 @@ class Channel:
         """Read headers up to the next frame that is no PING, check it, and return its length."""
         self.flush()
         self._check_open()
+        (kind, length), self._met = self._met or self._coming(f"a frame {expected.name}"), None
+        if kind != expected:
+            self._fail(f"a frame {expected.name}", f"a frame {name_of(kind)}")
+        if length > min(at_most, self._limit):
+            self._fail(f"a frame {expected.name} of at most {min(at_most, self._limit)} bytes", f"{length} bytes")
+        self._frames_received += 1
+        self._bytes_received += HEADER.size + length
+        return length
+
+    def _coming(self, expected: str) -> tuple[int, int]:
+        """Kind and length of the next frame that is no PING."""
+        longest = tls.PATIENCE * self.timeout
+        end = time.monotonic() + longest
         for _ in range(_PINGS):
             kind, length = self._header()
-            if kind == Kind.PING and length == 0:
-                continue
             if kind == Kind.REFUSED and length <= frames.REASON_LIMIT:
                 self._refused(length)
-            if kind != expected:
-                self._fail(f"a frame {expected.name}", f"a frame {name_of(kind)}")
-            if length > min(at_most, self._limit):
-                self._fail(f"a frame {expected.name} of at most {min(at_most, self._limit)} bytes", f"{length} bytes")
-            self._frames_received += 1
-            self._bytes_received += length
-            return length
-        return self._fail(f"a frame {expected.name}", f"{_PINGS} frames PING in a row")
+            if kind != Kind.PING or length:
+                return kind, length
+            self._bytes_received += HEADER.size
+            if time.monotonic() > end:
+                self._fail(expected, f"only frames PING for {longest:g} s")
+        return self._fail(expected, f"{_PINGS} frames PING in a row")
 
     def _header(self) -> tuple[int, int]:
         while self._end - self._start < HEADER.size:
@@ -258,7 +282,6 @@ class Channel:
             self._fail(f"frame {self._number_received}", f"frame {number}, so one was lost, repeated or swapped")
         self._start += HEADER.size
         self._number_received += 1
-        self._bytes_received += HEADER.size
         return kind, length
 
     def _fill(self) -> None:
@@ -285,8 +308,7 @@ class Channel:
 
     def _receive_some(self, target: memoryview) -> int:
         try:
-            if self._until is not None:
-                self._sock.settimeout(min(self.timeout, max(1e-3, self._until - time.monotonic())))
+            self._arm()
             return self._sock.recv_into(target)
         except TimeoutError:
             self.refuse(f"nothing came for {self.timeout:g} s")
@@ -301,8 +323,6 @@ class Channel:
         """Send what waits, then ``body``."""
         torn, self._torn = self._torn, True
         try:
-            if self._until is not None:
-                self._sock.settimeout(min(self.timeout, max(1e-3, self._until - time.monotonic())))
             self._put(body)
         except TimeoutError:
             self._stalled("no bytes taken from us")
@@ -317,23 +337,38 @@ class Channel:
     def _put(self, body: memoryview) -> None:
         head, sock = bytes(self._pending), self._sock
         if isinstance(sock, socket.socket):
+            self._arm()
             count = sock.sendmsg((head, body))
             if count < len(head):
-                _send_all(sock.send, memoryview(head)[count:], self._limit)
-            _send_all(sock.send, body[max(0, count - len(head)) :], self._limit)
+                _send_all(self._send_some, memoryview(head)[count:], self._limit)
+            _send_all(self._send_some, body[max(0, count - len(head)) :], self._limit)
         else:
             offset = min(len(body), -len(head) % _BATCH)  # whole records, the first one with the header
-            _send_all(sock.send, memoryview(head + body[:offset]), _TLS_SLICE)
-            _send_all(sock.send, body[offset:], _TLS_SLICE)
+            _send_all(self._send_some, memoryview(head + body[:offset]), _TLS_SLICE)
+            _send_all(self._send_some, body[offset:], _TLS_SLICE)
         self._pending.clear()
+
+    def _send_some(self, view: memoryview) -> int:
+        self._arm()
+        return self._sock.send(view)
+
+    def _arm(self) -> None:
+        """Set the time-out of the next step, which must not pass the deadline of ``within``."""
+        if self._until is None:
+            return
+        left = tls.remaining(self.timeout, self._until)
+        if isinstance(self._sock, socket.socket):
+            self._sock.settimeout(left)
+        else:
+            self._sock.settimeout(self.timeout, self._until)
 
     def _last_words(self) -> None:
         """A write has failed: raise the other party's reason if it sent one before it closed."""
-        self._sock.settimeout(min(_LAST_WORDS, self.timeout))
-        end, scrap = time.monotonic() + _LAST_WORDS, memoryview(bytearray(_BATCH))
+        end, scrap = time.monotonic() + min(_LAST_WORDS, self.timeout), memoryview(bytearray(_BATCH))
+        self._until = end
         while self._open and time.monotonic() < end:
             try:
-                kind, length = self._header()
+                (kind, length), self._met = self._met or self._header(), None
                 if kind == Kind.REFUSED and length <= frames.REASON_LIMIT:
                     self._refused(length)
                 while length and time.monotonic() < end:

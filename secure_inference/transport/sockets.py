@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import re
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOOPBACK = "127.0.0.1"
+_GREETING = 5.0  # seconds that who connects to us has for the greeting of TLS
 _WORTH_RETRYING = {
     errno.ECONNREFUSED,
     errno.ECONNRESET,
@@ -68,15 +70,20 @@ class Caller:
         self._sock, self._context, self._tls, self._timeout, self._limit = sock, context, tls, timeout, limit
 
     def greet(self) -> Channel:
-        """Its channel, after the greeting of TLS.
+        """Its channel, after the greeting of TLS, which may take 5 s, or our time-out where that is shorter.
 
         Raises:
             TransportError: it stalls, hangs up, or is no party with the right certificate.
         """
         return _channel(self._sock, self._context, self._tls, server=True, timeout=self._timeout, limit=self._limit)
 
+    def hang_up(self) -> None:
+        """End the connection without a word, also while another thread waits in ``greet``, which then raises."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """Hang up without a word."""
+        """Hang up without a word, and give up the socket."""
         self._sock.close()
 
 
@@ -235,7 +242,7 @@ def _channel(
             found = error.strerror or str(error)
             raise TransportError("a working connection", found=found, do="start both sides again") from error
         raise
-    secured = tls_.secure(sock, context, server=server, timeout=timeout)
+    secured = tls_.secure(sock, context, server=server, timeout=min(_GREETING, timeout) if server else timeout)
     peer = secured.certificate()
     channel = Channel(secured, timeout=timeout, limit=limit, own_certificate=own, peer_certificate=peer)
     if tls.peer_name is not None:

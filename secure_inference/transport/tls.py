@@ -16,6 +16,7 @@ from deepseal.files import read_bytes
 from deepseal.secure_inference.transport.frames import readable
 
 _READ_AHEAD = 2**17
+PATIENCE = 10  # time-outs that a party may spend on signs of life, or on one TLS record
 _ONE_CA = "use certificates of one CA on both sides (deepseal private certs makes them)"
 _RENEW = "make new certificates (deepseal private certs) and check both clocks"
 _BOTH = "use TLS on both sides or on neither, and check the address"
@@ -115,12 +116,13 @@ class TlsSocket:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = made.wrap_bio(self._incoming, self._outgoing, server_side=server)
         self._scrap = memoryview(bytearray(_READ_AHEAD))
+        self._timeout: float = 0.0
+        self._until: float | None = None
 
     def greet(self, timeout: float) -> None:
         """Do the TLS handshake, all of it within ``timeout`` seconds."""
-        end = time.monotonic() + timeout
+        self.settimeout(timeout, time.monotonic() + timeout)
         while True:
-            self.settimeout(max(1e-3, end - time.monotonic()))
             try:
                 self._tls.do_handshake()
                 return self._push()
@@ -130,10 +132,10 @@ class TlsSocket:
             except ssl.SSLError:
                 self._push()  # the alert that says why
                 raise
-            if time.monotonic() >= end:
-                raise TimeoutError
 
-    def settimeout(self, seconds: float) -> None:
+    def settimeout(self, seconds: float, until: float | None = None) -> None:
+        """Wait so long in each step, and in none beyond ``until`` (seconds of the monotonic clock)."""
+        self._timeout, self._until = seconds, until
         self.sock.settimeout(seconds)
 
     def send(self, data: memoryview) -> int:
@@ -144,10 +146,13 @@ class TlsSocket:
 
     def recv_into(self, target: memoryview) -> int:
         """Between 1 byte and all of ``target``; 0 when the other party has closed."""
+        end = time.monotonic() + PATIENCE * self._timeout  # else updates of the keys could come for ever
         while True:
             try:
                 return self._tls.read(len(target), target)  # type: ignore[return-value]
             except ssl.SSLWantReadError:
+                if time.monotonic() > end:
+                    raise TimeoutError from None
                 self._push()
                 self._pull()
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
@@ -180,14 +185,20 @@ class TlsSocket:
         if self._outgoing.pending:
             data, done = memoryview(self._outgoing.read()), 0
             while done < len(data):
+                self._arm()
                 done += self.sock.send(data[done:])
 
     def _pull(self) -> None:
+        self._arm()
         count = self.sock.recv_into(self._scrap)
         if count:
             self._incoming.write(self._scrap[:count])
         else:
             self._incoming.write_eof()
+
+    def _arm(self) -> None:
+        if self._until is not None:
+            self.sock.settimeout(remaining(self._timeout, self._until))
 
 
 def secure(sock: socket.socket, made: ssl.SSLContext, *, server: bool, timeout: float) -> TlsSocket:
@@ -211,6 +222,18 @@ def secure(sock: socket.socket, made: ssl.SSLContext, *, server: bool, timeout: 
             expected = "the other party's TLS greeting"
             raise TransportError(expected, found="a connection that it closed", do=_BOTH) from error
         raise
+
+
+def remaining(timeout: float, until: float) -> float:
+    """Seconds that the next step may take: ``timeout``, or less where ``until`` (monotonic clock) comes first.
+
+    Raises:
+        TimeoutError: none are left.
+    """
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return min(timeout, left)
 
 
 def wind_down(sock: socket.socket, *, seconds: float) -> None:
