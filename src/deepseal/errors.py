@@ -76,5 +76,10 @@ def understood(what: str, do: str) -> Iterator[None]:
 
 
 def one_line(text: str) -> str:
-    """The text with every run of white space as one space."""
-    return " ".join(text.split())
+    """The text with every run of white space as one space, and what a terminal would obey or not show escaped."""
+    words = " ".join(text.split())
+    return words if words.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in words)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

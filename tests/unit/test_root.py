@@ -40,6 +40,10 @@ class TestErrors:
         error = InputError("a file", found="a\nfolder", do="choose  another")
         assert str(error) == "expected a file; found a folder; choose another"
 
+    def test_a_foreign_name_does_not_command_the_terminal(self):
+        text = str(InputError("a layer", found="'\x1b[2J\u202efc\udc80 é'", do="choose another"))
+        assert text == r"expected a layer; found '\x1b[2J\u202efc\udc80 é'; choose another"
+
     def test_near_names(self):
         assert "'conv1'" in str(UnknownNameError("layer", "conv", ["conv1", "norm1"]))
         assert "no layer" in str(UnknownNameError("layer", "conv", []))
