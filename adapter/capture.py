@@ -32,14 +32,46 @@ def find_layer(module: nn.Module, name: str) -> nn.Module:
     return layers[name]
 
 
+def require_layers(module: nn.Module) -> None:
+    """Refuse a module whose layers can be neither watched nor trained one by one.
+
+    Raises:
+        InputError: a TorchScript module: it answers queries, but its layers run outside Python.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(
+            "a module whose layers run in Python",
+            found="TorchScript, which only answers queries",
+            do="name the architecture that it was made from, and its weights are loaded into that",
+        )
+
+
+@contextmanager
+def _eager(module: nn.Module) -> Iterator[None]:
+    """Compiled parts run uncompiled inside: compiled code does not see hooks that came after it."""
+    parts = module.modules()
+    if any(hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None for part in parts):
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
+
+
 @contextmanager
 def hooked(module: nn.Module, hooks: Sequence[tuple[str, Hook]]) -> Iterator[None]:
-    """Forward hooks on named layers, removed on leaving, also after an error."""
+    """Forward hooks on named layers, removed on leaving, also after an error.
+
+    Raises:
+        UnknownNameError: an unknown layer.
+        InputError: a TorchScript module, whose layers run where no hook sees them.
+    """
+    require_layers(module)
     handles = []
     try:
         for name, hook in hooks:
             handles.append(find_layer(module, name).register_forward_hook(hook))
-        yield
+        with _eager(module):
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -103,7 +135,7 @@ def execution_order(module: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; the training flag of every submodule is put back on leaving."""
-    flags = [(layer, layer.training) for layer in module.modules()]
+    flags = [(layer, layer.training) for layer in module.modules() if hasattr(layer, "training")]  # frozen TorchScript
     try:
         module.eval()
         yield

@@ -15,6 +15,7 @@ from deepseal.adapter.access import Output
 from deepseal.adapter.capture import evaluating, forward_to
 from deepseal.adapter.data import Split
 from deepseal.adapter.oracle import Oracle
+from deepseal.adapter.parametrised import deep_copy
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError
 from deepseal.statistics import Rate, rate
@@ -129,7 +130,7 @@ class Classifier:
     def copy(self, *, metadata: Mapping[str, Any] | None = None) -> Classifier:
         """An independent copy of the module with the same spec; ``metadata`` adds to what is there."""
         merged = {**self.metadata, **(metadata or {})}
-        return Classifier(copy.deepcopy(self.module), self.spec, architecture=self.architecture, metadata=merged)
+        return Classifier(deep_copy(self.module), self.spec, architecture=self.architecture, metadata=merged)
 
     def tensors(self) -> dict[str, Tensor]:
         """All parameters and persistent buffers by name, not copied.

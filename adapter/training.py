@@ -10,10 +10,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, execution_order
+from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, execution_order, require_layers
 from deepseal.adapter.checkpoint import build_module
 from deepseal.adapter.classifier import Classifier
 from deepseal.adapter.data import Split
+from deepseal.adapter.parametrised import refresh
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError, TrainingError
 from deepseal.parameters import Parameters, parameter
@@ -106,6 +107,7 @@ class Training:
         extra: Sequence[tuple[Tensor, float]] = (),
     ) -> None:
         data.check(model.spec)
+        require_layers(model.module)
         self._original, self._model = model.copy(), model.copy()
         self._data, self._recipe, self._loss = data, recipe, loss
         self._module = self._model.module.to(memory_format=torch.channels_last)  # faster convolutions, same numbers
@@ -166,6 +168,7 @@ class Training:
         """The classifier as trained up to now, with everything but parameters and buffers as in the original."""
         result = self._original.copy()
         result.module.load_state_dict(self._module.state_dict())
+        refresh(result.module)
         for parameter_ in result.module.parameters():
             parameter_.grad = None
         return result

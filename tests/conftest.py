@@ -20,6 +20,24 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class Evil:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return (Path.touch, (self.proof,))
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Iterator[Evil]:
+    """An object whose pickle runs code; the test fails if that code has run."""
+    proof = tmp_path / "proof"
+    yield Evil(proof)
+    assert not proof.exists(), "code from a file has run"
+
+
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     return load_data("digits")
@@ -55,7 +73,7 @@ def _state(model: Classifier) -> dict[str, object]:
     return {
         "tensors": {name: value.detach().clone() for name, value in module.state_dict().items()},
         "places": {name: value.data_ptr() for name, value in module.state_dict().items()},
-        "training": {name: layer.training for name, layer in module.named_modules()},
+        "training": {name: getattr(layer, "training", None) for name, layer in module.named_modules()},
         "hooks": {
             name: (len(layer._forward_hooks), len(layer._forward_pre_hooks), len(layer._backward_hooks))
             for name, layer in module.named_modules()

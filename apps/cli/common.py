@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 PASSPHRASE = "DEEPSEAL_PASSPHRASE"  # noqa: S105
 
-ModelFile = Annotated[Path, typer.Option("--model", help="Weights file (safetensors).", show_default=False)]
+ModelFile = Annotated[
+    Path,
+    typer.Option("--model", help="Weights file (safetensors), or the folder of a sharded one.", show_default=False),
+]
 Arch = Annotated[
     str | None,
     typer.Option("--arch", help="package.module:factory[?name=value] or torchvision:NAME; only if the file has none."),
@@ -81,7 +84,7 @@ def running(
     from deepseal.files import check_writable
     from deepseal.record import Run
 
-    taken = {path.resolve(): str(path) for path in inputs if path is not None}
+    taken = {path.resolve(): str(path) for given in inputs if given is not None for path in (given, *_parts(given))}
     for path in (out, record):
         if path is not None and path.resolve() in taken:
             raise InputError("different files", found=f"{path} twice", do="choose another name for one of them")
@@ -107,6 +110,13 @@ def running(
     show(final, json=json)
     if finished.code:
         raise typer.Exit(finished.code)
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files that a model in a folder, or with an index, is made of."""
+    if path.is_dir():
+        return list(path.glob("*.safetensors*"))
+    return list(path.parent.glob("*.safetensors")) if path.name.endswith(".index.json") else []
 
 
 def _is_failed(path: Path) -> bool:
