@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from deepseal.adapter.access import Output
 from deepseal.adapter.capture import evaluating, forward_to
 from deepseal.adapter.data import Split
-from deepseal.adapter.oracle import Oracle
+from deepseal.adapter.oracle import Oracle, accuracy
 from deepseal.adapter.parametrised import deep_copy
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError
-from deepseal.statistics import Rate, rate
+from deepseal.statistics import Rate
 
 BATCH = 512
 
@@ -123,9 +123,7 @@ class Classifier:
         Raises:
             InputError: no samples, or labels outside the model's classes.
         """
-        split.check(self.spec)
-        correct = int((self.predict(split.x) == split.y).sum())
-        return rate(correct, len(split.y))
+        return accuracy(self, split)
 
     def copy(self, *, metadata: Mapping[str, Any] | None = None) -> Classifier:
         """An independent copy of the module with the same spec; ``metadata`` adds to what is there."""

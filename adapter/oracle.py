@@ -7,9 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from deepseal.adapter.access import Output
+from deepseal.adapter.access import BlackBox, Output
+from deepseal.adapter.data import Split
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError
+from deepseal.statistics import Rate, rate
 
 
 class Oracle:
@@ -65,3 +67,15 @@ class Oracle:
 
     def __repr__(self) -> str:
         return f"Oracle({self.output}, {self._queries} queries of {self.max_queries or 'unlimited'})"
+
+
+def accuracy(model: BlackBox, split: Split) -> Rate:
+    """Share of samples to which a black box gives their label, with its 95 % interval; every sample is a query.
+
+    Raises:
+        InputError: no samples, or labels outside the model's classes.
+    """
+    split.check(model.spec)
+    answers = model.query(split.x)
+    labels = answers if model.output == "labels" else answers.argmax(dim=1)
+    return rate(int((labels == split.y).sum()), len(split.y))
