@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from deepseal import adapter
-from deepseal.adapter import Classifier, Dataset, Recipe, checkpoint
+from deepseal.adapter import BlackBox, Classifier, Dataset, Recipe, checkpoint
+from deepseal.adapter.oracle import accuracy
 from deepseal.adapter.training import Progress
 from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError, VerificationError, one_line
@@ -70,11 +71,11 @@ def train_model(
     return model
 
 
-def evaluate_model(run: Run, *, model: Classifier, dataset: Dataset) -> None:
+def evaluate_model(run: Run, *, model: BlackBox, dataset: Dataset) -> None:
     """Accuracy on the test split."""
     run.params.update(data=dataset.name)
-    run.fingerprints.update(model=model.fingerprint(), **dataset.fingerprints())
-    run.results.update(_accuracy(model.accuracy(dataset.test)))
+    run.fingerprints.update(dataset.fingerprints())
+    run.results.update(_accuracy(accuracy(model, dataset.test)))
 
 
 def make_key(

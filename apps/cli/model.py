@@ -1,4 +1,4 @@
-"""``deepseal model train | evaluate | inspect``."""
+"""``deepseal model train | evaluate | inspect | serve``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deepseal.apps.cli import remote as remote_
 from deepseal.apps.cli.common import (
     Arch,
     Data,
@@ -23,7 +24,8 @@ from deepseal.apps.cli.common import (
 )
 
 _SHOWN = 1000  # characters of a text in the metadata
-app = typer.Typer(help="Train, evaluate and inspect models.", no_args_is_help=True)
+app = typer.Typer(help="Train, evaluate, inspect and serve models.", no_args_is_help=True)
+app.command()(remote_.serve)
 
 
 @app.command()
@@ -50,23 +52,48 @@ def train(
 
 @app.command()
 def evaluate(
-    model: ModelFile,
     data: Data,
+    model: remote_.LocalModel = None,
     arch: Arch = None,
+    remote: remote_.Remote = None,
+    name: remote_.Name = None,
+    output: remote_.Answers = None,
+    batch: remote_.Batch = 64,
+    max_queries: remote_.MaxQueries = None,
+    timeout: remote_.Timeout = 30.0,
+    tls_ca: remote_.Authority = None,
+    allow_plain: remote_.Plain = False,
     json: Json = False,
     record: RecordFile = None,
     force: Force = False,
     insecure_allow_pickle: Pickle = False,
 ) -> None:
-    """Accuracy on the test split, with its 95 % interval."""
+    """Accuracy on the test split, with its 95 % interval, of a file or of a model at a server."""
     with running("model.evaluate", json=json, record=record, force=force, inputs=(model,)) as (run, _):
         from deepseal.adapter import load_data
         from deepseal.apps.workflow import evaluate_model, load_model
 
+        remote_.check_source(model, remote, name)
         dataset = load_data(data)
-        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
-        run.params.update(model=str(model))
-        evaluate_model(run, model=loaded, dataset=dataset)
+        if model is not None:
+            loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+            run.params.update(model=str(model))
+            run.fingerprints.update(model=loaded.fingerprint())
+            evaluate_model(run, model=loaded, dataset=dataset)
+            return
+        with remote_.asking(
+            run,
+            dataset.spec,
+            remote=str(remote),
+            name=str(name),
+            output=output,
+            batch=batch,
+            max_queries=max_queries,
+            timeout=timeout,
+            tls_ca=tls_ca,
+            allow_plain=allow_plain,
+        ) as oracle:
+            evaluate_model(run, model=oracle, dataset=dataset)
 
 
 @app.command()
