@@ -108,6 +108,19 @@ class TestProtocol:
         assert output == {"name": "labels", "shape": [2], "datatype": "INT64", "data": [1, 2]}
 
 
+def test_a_foreign_client(url):
+    triton = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed", exc_type=Exception)
+    x = np.float32([[0.0, 0.25], [0.5, 1.0]])
+    client = triton.InferenceServerClient(url.removeprefix("http://"))
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("suspect")
+    tensor = triton.InferInput("input", [2, 2], "FP32")
+    tensor.set_data_from_numpy(x, binary_data=False)
+    wanted = triton.InferRequestedOutput("logits", binary_data=False)
+    reply = client.infer("suspect", [tensor], outputs=[wanted], request_id="7")
+    assert np.array_equal(reply.as_numpy("logits"), third(torch.from_numpy(x)).numpy())
+    assert reply.get_response()["id"] == "7"
+
+
 class TestRefusals:
     """Every error is the protocol's JSON, and the server goes on."""
 

@@ -16,14 +16,11 @@ import torch
 from served import description, scores, scripted, serving
 
 from deepseal.adapter import InputSpec, Oracle
+from deepseal.adapter.http_client import HttpClient, Patience
 from deepseal.adapter.oracle import accuracy
+from deepseal.adapter.remote import RemoteOracle
 from deepseal.errors import InputError, ProtocolError, TransportError
 from deepseal.rng import Rng
-
-pytest.importorskip("httpcore", reason="the remote extra is not installed")
-
-from deepseal.adapter.http_client import HttpClient, Patience
-from deepseal.adapter.remote import RemoteOracle
 
 SPEC = InputSpec(shape=(2, 3), num_classes=4)
 QUICK = Patience(timeout=5.0, attempts=3, first_wait=0.01, longest_wait=0.5)
