@@ -165,11 +165,13 @@ def embed_mark(
     return marked
 
 
-def verify_mark(run: Run, *, model: Classifier, key: Key, max_false_positive: float, null_keys: int, tried: int) -> str:
+def verify_mark(run: Run, *, model: BlackBox, key: Key, max_false_positive: float, null_keys: int, tried: int) -> str:
     """The verdict; the record holds what it rests on."""
     result = verify(model, key, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried)
     run.params.update(max_false_positive=max_false_positive, null_keys=null_keys, tried=tried, scheme=key.scheme)
-    run.fingerprints.update(model=model.fingerprint(), key=key.fingerprint())
+    run.fingerprints.update(key=key.fingerprint())
+    if isinstance(model, Classifier):
+        run.fingerprints.update(model=model.fingerprint())
     run.results.update(result.as_dict())
     return result.verdict
 

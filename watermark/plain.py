@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from deepseal.adapter import Classifier, Recipe, Split
+from deepseal.adapter import BlackBox, Classifier, Recipe, Split
 from deepseal.adapter.training import Training
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, expand_bits, fresh_secret
@@ -47,7 +47,7 @@ class Plain(Parameters):
         """No update at all."""
         return Training(model, data, recipe=Recipe(steps=0), rng=rng)
 
-    def observe(self, model: Classifier, key: Key) -> Observation:
+    def observe(self, model: BlackBox, key: Key) -> Observation:
         """Nothing."""
         return Observation({})
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepseal.adapter import Classifier, Split
+from deepseal.adapter import BlackBox, Classifier, Split
 from deepseal.adapter.training import Progress, Training
+from deepseal.errors import InputError
 from deepseal.registry import Registry
 from deepseal.rng import Rng
 from deepseal.watermark.key import Key
@@ -78,7 +79,10 @@ class Scheme(Protocol):
         ...
 
     def observe(self, model: Classifier, key: Key) -> Observation:
-        """What the suspect shows on the key's triggers; independent of the key's secret."""
+        """What the suspect shows on the key's triggers; independent of the key's secret.
+
+        A scheme whose access is black-box takes any ``BlackBox`` here, and asks for nothing but its answers.
+        """
         ...
 
     def decode(self, observation: Observation, key: Key) -> Extraction:
@@ -136,7 +140,19 @@ def embedding_rounds(
             return
 
 
-def extract(model: Classifier, key: Key) -> Extraction:
+def observed(scheme: Scheme, model: BlackBox, key: Key) -> Observation:
+    """What a suspect shows, where the scheme needs no more access than there is.
+
+    Raises:
+        InputError: a scheme that reads weights, and a suspect that only answers; or one that the key cannot read.
+    """
+    if scheme.access == "white-box" and not isinstance(model, Classifier):
+        found, do = f"a model that only answers, {model!r}", "pass the suspect's weights"
+        raise InputError(f"a model with its weights, which {scheme.name} reads", found=found, do=do)
+    return scheme.observe(cast("Classifier", model), key)
+
+
+def extract(model: BlackBox, key: Key) -> Extraction:
     """The bits that a key reads from a model."""
     scheme = scheme_of(key)
-    return scheme.decode(scheme.observe(model, key), key)
+    return scheme.decode(observed(scheme, model, key), key)

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from deepseal.adapter import Classifier
+from deepseal.adapter import BlackBox
 from deepseal.errors import InputError
 from deepseal.statistics import allowed_errors, p_value
 from deepseal.watermark.key import Key
-from deepseal.watermark.scheme import Extraction, Observation, Scheme, scheme_of
+from deepseal.watermark.scheme import Extraction, Observation, Scheme, observed, scheme_of
 
 Verdict = Literal["owned", "not-owned", "inconclusive"]
 
@@ -70,18 +70,18 @@ class Verification:
 
 
 def verify(
-    model: Classifier,
+    model: BlackBox,
     key: Key,
     *,
     max_false_positive: float = 1e-6,
     null_keys: int = 0,
-    null_models: Sequence[Classifier] = (),
+    null_models: Sequence[BlackBox] = (),
     tried: int = 1,
 ) -> Verification:
     """Decide whether a model carries the key's mark, at a stated false-positive rate.
 
     Args:
-        model: the suspect.
+        model: the suspect; for a scheme with black-box access anything that answers, such as a ``RemoteOracle``.
         key: the owner's key.
         max_false_positive: greatest probability of ``owned`` for a model that is independent of the key.
         null_keys: number of strangers' keys to read from the suspect, for the empirical null; they are expanded from
@@ -100,7 +100,7 @@ def verify(
         raise InputError("tried >= 1 and null_keys >= 0", found=f"{tried} and {null_keys}", do="correct them")
     scheme = scheme_of(key)
     rate = max_false_positive / tried
-    observation = scheme.observe(model, key)
+    observation = observed(scheme, model, key)
     extraction = scheme.decode(observation, key)
     errors, bits, p = _judge(extraction, key)
     usable = extraction.usable
@@ -130,10 +130,10 @@ def verify(
     )
 
 
-def strangers(model: Classifier, key: Key, count: int) -> NDArray[np.int64]:
+def strangers(model: BlackBox, key: Key, count: int) -> NDArray[np.int64]:
     """What ``count`` strangers' keys read from a model: (count, 2) of wrong bits and readable bits."""
     scheme = scheme_of(key)
-    observation = scheme.observe(model, key)
+    observation = observed(scheme, model, key)
     read = [_judge(scheme.decode(observation, stranger), stranger)[:2] for stranger in key.strangers(count)]
     return np.asarray(read, dtype=np.int64)
 
@@ -148,8 +148,8 @@ def _stranger_null(scheme: Scheme, seen: Observation, key: Key, count: int, rate
     return _null([(scheme.decode(seen, stranger), stranger) for stranger in key.strangers(count)], rate)
 
 
-def _model_null(scheme: Scheme, models: Sequence[Classifier], key: Key, rate: float) -> Null:
-    return _null([(scheme.decode(scheme.observe(model, key), key), key) for model in models], rate)
+def _model_null(scheme: Scheme, models: Sequence[BlackBox], key: Key, rate: float) -> Null:
+    return _null([(scheme.decode(observed(scheme, model, key), key), key) for model in models], rate)
 
 
 def _null(readings: list[tuple[Extraction, Key]], rate: float) -> Null:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deepseal.apps.cli import remote as remote_
 from deepseal.apps.cli.common import (
     PASSPHRASE,
     Arch,
@@ -32,6 +34,7 @@ from deepseal.apps.cli.exits import VERDICT_EXIT
 from deepseal.errors import InputError
 
 if TYPE_CHECKING:
+    from deepseal.adapter import BlackBox
     from deepseal.watermark import Key
 
 app = typer.Typer(help="Mark models and decide whether a model carries a mark.", no_args_is_help=True)
@@ -137,8 +140,16 @@ def embed(
 
 @app.command()
 def verify(
-    model: ModelFile,
     key: KeyFile,
+    model: remote_.LocalModel = None,
+    remote: remote_.Remote = None,
+    name: remote_.Name = None,
+    output: remote_.Answers = None,
+    batch: remote_.Batch = 64,
+    max_queries: remote_.MaxQueries = None,
+    timeout: remote_.Timeout = 30.0,
+    tls_ca: remote_.Authority = None,
+    allow_plain: remote_.Plain = False,
     max_false_positive: Rate = 1e-9,
     null_keys: Annotated[int, typer.Option("--null-keys", help="Random keys for the empirical null.", min=0)] = 200,
     tried: Annotated[
@@ -151,16 +162,37 @@ def verify(
     record: RecordFile = None,
     insecure_allow_pickle: Pickle = False,
 ) -> None:
-    """Decide whether a model carries the key's mark. Exit code: 0 owned, 1 not owned, 3 inconclusive."""
+    """Decide whether a model carries the key's mark. Exit code: 0 owned, 1 not owned, 3 inconclusive.
+
+    A model at a server (--remote) can be asked only with the key of a black-box scheme.
+    """
     with running("watermark.verify", json=json, record=record, force=force, inputs=(model, key)) as (run, finished):
         from deepseal.apps.workflow import load_model, verify_mark
 
+        remote_.check_source(model, remote, name)
         opened, _ = _open(key, passphrase_file)
-        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, key=opened)
-        run.params.update(model=str(model), key=str(key))
-        verdict = verify_mark(
-            run, model=loaded, key=opened, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried
-        )
+        run.params.update(key=str(key))
+        if model is not None:
+            loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, key=opened)
+            run.params.update(model=str(model))
+            suspect: AbstractContextManager[BlackBox] = nullcontext(loaded)
+        else:
+            suspect = remote_.asking(
+                run,
+                opened.spec,
+                remote=str(remote),
+                name=str(name),
+                output=output,
+                batch=batch,
+                max_queries=max_queries,
+                timeout=timeout,
+                tls_ca=tls_ca,
+                allow_plain=allow_plain,
+            )
+        with suspect as asked:
+            verdict = verify_mark(
+                run, model=asked, key=opened, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried
+            )
         for warning in run.results["warnings"] if json else ():
             remark(warning)
         finished.code = VERDICT_EXIT[verdict]

@@ -77,7 +77,7 @@ def _details(record: Record) -> list[tuple[str, str]]:
         f"{words.general(results.get('margin_mean'))} on average, {words.general(results.get('margin_lowest'))} lowest"
     )
     return [
-        ("model", words.text(record.params.get("model"))),
+        ("model", words.text(record.params.get("model", record.params.get("remote")))),
         ("key", words.text(record.params.get("key"))),
         ("readable bits", f"{words.count(results.get('bits'))}, unreadable {words.count(results.get('erasures'))}"),
         ("wrong bits", f"{words.count(results.get('bit_errors'))} ({words.percent(results.get('bit_error_rate'))})"),
