@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import hashlib
 import json
-import math
 import threading
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -18,46 +15,18 @@ from torch import Tensor
 
 from deepseal.adapter.access import Output
 from deepseal.adapter.http_client import Exchange, HttpClient
-from deepseal.adapter.inference_protocol import FLOATS, TensorInfo, decode, encode, listed, parse, shown, tensor_info
+from deepseal.adapter.inference_protocol import decode, encode, listed, parse, shown
+from deepseal.adapter.remote_model import RemoteModel, body_of, choose, odd
 from deepseal.adapter.spec import InputSpec
-from deepseal.errors import InputError, ProtocolError, TransportError
+from deepseal.errors import InputError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
 
-OUTPUTS: tuple[Output, ...] = ("labels", "probabilities", "logits")
 BATCH = 64
-_BODY = 1 << 24  # bytes of a request, about
-_NUMBER = 24  # bytes of a number in JSON, about
 _SUM = 1e-2  # how far from 1 probabilities may add up, for half precision and rounded replies
-
-
-@dataclasses.dataclass(frozen=True)
-class RemoteModel:
-    """What is asked for at the server.
-
-    Attributes:
-        name: the model's name there.
-        input_name: name of its input tensor.
-        datatype: FP16, FP32 or FP64, of its input.
-        row: shape in which one sample is sent.
-        output_name: the output tensor to ask for; None for the only one.
-        batch: most samples in a request.
-    """
-
-    name: str
-    input_name: str
-    datatype: str
-    row: tuple[int, ...]
-    output_name: str | None
-    batch: int
-
-    @property
-    def path(self) -> str:
-        """Where the server has it."""
-        return f"/v2/models/{quote(self.name, safe='')}"
 
 
 class RemoteOracle:
@@ -125,7 +94,7 @@ class RemoteOracle:
                 "the model's name and a batch of at least 1", found=f"{name!r}, {batch}", do="correct them"
             )
         try:
-            model, meaning = _chosen(client, name, spec, output, output_name, batch)
+            model, meaning = choose(client, name, spec, output, output_name, batch)
         except BaseException:
             client.close()
             raise
@@ -222,7 +191,7 @@ class RemoteOracle:
         return exchange, request["id"]
 
     def _read(self, exchange: Exchange, request_id: str, count: int) -> Tensor:
-        body = _body(self._client, exchange, f"answers of {self._model.name!r}")
+        body = body_of(self._client, exchange, f"answers of {self._model.name!r}")
         try:
             reply = parse(body, "a reply")
             if reply.get("id") not in (None, "", request_id):
@@ -236,7 +205,7 @@ class RemoteOracle:
                 raise InputError(what, found=names, do="say which output to use")
             return self._labels(found[0], count) if self.output == "labels" else self._scores(found[0], count)
         except InputError as error:
-            raise _odd(self._client, error) from error
+            raise odd(self._client, error) from error
 
     def _labels(self, values: NDArray[Any], count: int) -> Tensor:
         if values.shape not in ((count,), (count, 1)):
@@ -272,94 +241,3 @@ class RemoteOracle:
     def __repr__(self) -> str:
         asked = f"{self._queries} queries of {self.max_queries or 'unlimited'}"
         return f"RemoteOracle({self._model.name!r} at {self._client.url}, {self.output}, {asked})"
-
-
-def _chosen(
-    client: HttpClient, name: str, spec: InputSpec, output: Output | None, output_name: str | None, batch: int
-) -> tuple[RemoteModel, Output]:
-    inputs, outputs = _described(client, name)
-    entry = _only(inputs) or TensorInfo("input", "FP32", (-1, *spec.shape))
-    chosen, meaning = _output(outputs, output, output_name)
-    row, most = _row(entry, spec)
-    fits = max(1, _BODY // (_NUMBER * math.prod(row)))
-    return RemoteModel(name, entry.name, entry.datatype, row, chosen, min(batch, most, fits)), meaning
-
-
-def _described(client: HttpClient, name: str) -> tuple[list[TensorInfo], list[TensorInfo]]:
-    """The inputs and outputs that a server which is ready names for a model."""
-    _body(client, client.send("GET", "/v2/health/ready", also_retry={400, 500}), "a ready server")
-    body = _body(client, client.send("GET", f"/v2/models/{quote(name, safe='')}"), f"a model {name!r}")
-    try:
-        description = parse(body, "the model's description")
-        inputs, outputs = (listed(description, part, "the description") for part in ("inputs", "outputs"))
-        return [tensor_info(item, "an input") for item in inputs], [tensor_info(item, "an output") for item in outputs]
-    except InputError as error:
-        raise _odd(client, error) from error
-
-
-def _body(client: HttpClient, exchange: Exchange, expected: str) -> bytes:
-    """The body of a successful reply."""
-    if exchange.status == 200:
-        return exchange.body
-    tried = f" ({exchange.attempts} attempts)" if exchange.attempts > 1 else ""
-    if exchange.status is None:
-        found, do = str(exchange.failure), "check the address, and that the server runs"
-    elif 300 <= exchange.status < 400:
-        found, do = f"HTTP {exchange.status}, a redirect, which is not followed", "pass the final address"
-    else:
-        found, do = f"HTTP {exchange.status}{_reason(exchange.body)}", "check the server, the model's name and --batch"
-    raise TransportError(f"{expected} at {client.url}", found=found + tried, do=do)
-
-
-def _reason(body: bytes) -> str:
-    try:
-        error = parse(body, "an error").get("error")
-    except InputError:
-        return ""
-    return f" {shown(error)}" if isinstance(error, str) else ""
-
-
-def _odd(client: HttpClient, error: InputError) -> ProtocolError:
-    return ProtocolError(f"{error.expected} from {client.url}", found=error.found, do=error.do)
-
-
-def _only(tensors: list[TensorInfo]) -> TensorInfo | None:
-    if len(tensors) > 1:
-        names = shown([tensor.name for tensor in tensors])
-        raise InputError("a model with one input", found=names, do="serve one that takes one tensor")
-    return tensors[0] if tensors else None
-
-
-def _output(tensors: list[TensorInfo], output: Output | None, name: str | None) -> tuple[str | None, Output]:
-    """The name of the output tensor to ask for, and what it means."""
-    names = [tensor.name for tensor in tensors]
-    known = [option for option in OUTPUTS if option in names]
-    if output is None:
-        found = [option for option in OUTPUTS if option == name] if name else known
-        if len(found) != 1:
-            raise InputError("what the answers are", found=f"outputs {shown(names)}", do=f"declare one of {OUTPUTS}")
-        output = found[0]
-    if output not in OUTPUTS:
-        raise InputError(f"one of {OUTPUTS} as the output", found=shown(output), do="correct it")
-    if name is not None:
-        if names and name not in names:
-            raise InputError(f"an output {name!r}", found=f"outputs {shown(names)}", do="use one of these")
-        return name, output
-    if len(names) <= 1:
-        return (names[0] if names else None), output
-    if output in names:
-        return output, output
-    raise InputError("the name of the output to use", found=f"outputs {shown(names)}", do="pass one of these")
-
-
-def _row(entry: TensorInfo, spec: InputSpec) -> tuple[tuple[int, ...], int]:
-    """The shape in which to send one sample, and how many a request may hold."""
-    if entry.datatype not in FLOATS:
-        raise InputError("a model that takes floating-point numbers", found=shown(entry.datatype), do="serve it so")
-    most, *row = entry.shape or (0,)
-    matches = len(row) == len(spec.shape) and all(a in (-1, b) for a, b in zip(row, spec.shape, strict=True))
-    flat = (math.prod(spec.shape),)
-    if most not in (-1, 1) or not (matches or tuple(row) == flat):
-        expected = f"a model that takes (N, {', '.join(map(str, spec.shape))})"
-        raise InputError(expected, found=f"shape {list(entry.shape)}", do="pass data of the model's shape")
-    return (spec.shape if matches else flat), (1 if most == 1 else 2**31)
