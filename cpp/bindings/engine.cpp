@@ -69,12 +69,6 @@ Bytes new_blocks(std::vector<py::ssize_t> shape) {
   return Bytes(shape);
 }
 
-Bytes to_array(std::span<const Block> blocks, std::vector<py::ssize_t> shape) {
-  Bytes result = new_blocks(std::move(shape));
-  std::memcpy(result.mutable_data(), blocks.data(), blocks.size_bytes());
-  return result;
-}
-
 Bytes to_array(std::span<const Block> blocks) {
   Bytes result = new_blocks({static_cast<py::ssize_t>(blocks.size())});
   std::memcpy(result.mutable_data(), blocks.data(), blocks.size_bytes());
