@@ -239,7 +239,8 @@ def _seconds(parts: list[Part], rates: Rates, bandwidth: float, latency: float, 
     before = total.transfers / rates.receive + 8 * total.up / bandwidth + latency + 2 * rates.message
     before += total.transfers / rates.send
     travel = 8 * total.down / bandwidth
-    copy = total.down / rates.copy + rates.layer * len(parts)
+    # The rates of yao were measured between two processes and hold the copying already.
+    copy = (0.0 if total.half_gates else total.down / rates.copy) + rates.layer * len(parts)
     server = copy if ahead else gates / garble + total.values / rates.mask + total.rows * rates.mask_row + copy
     client = gates / evaluate + total.values / rates.open + total.rows * rates.open_row + copy
     stages = (server, travel, client)
