@@ -17,6 +17,7 @@ from deepseal.apps.cli.inference import (
     OtK,
     Plain,
     Timeout,
+    answered,
     line_of,
     read_samples,
 )
@@ -138,18 +139,9 @@ def delegate(
             timeout=timeout,
         ) as client:
             answer = client.ask(x, clamp=not refuse_out_of_range)
-        name = "label" if loaded.permits == "label" else "logits"
-        values = answer.values.tolist()
-        if answer.clamped:
-            remark(f"{answer.clamped} input values were out of range and became the nearest value inside")
         run.results.update(
-            {name: values[0] if len(values) == 1 else values},
-            samples=len(values),
-            clamped=answer.clamped,
-            bytes_sent=answer.bytes_sent,
-            bytes_received=answer.bytes_received,
+            answered(loaded.permits, answer),
             seconds_setup=client.setup_seconds,
-            seconds_online=answer.seconds,
             seconds=client.setup_seconds + answer.seconds,
             security=SECURITY,
         )

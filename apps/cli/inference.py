@@ -14,6 +14,7 @@ from deepseal.apps.cli.circuit import tls_of
 from deepseal.apps.cli.common import Json, RecordFile, progress, remark, running
 
 if TYPE_CHECKING:
+    from deepseal.secure_inference.roles.answers import Answer
     from deepseal.secure_inference.roles.reception import Served, Tally
 
 Certificate = Annotated[Path | None, typer.Option("--tls-cert", help="Our certificate (PEM).")]
@@ -173,18 +174,9 @@ def query(
             answer = client.ask(x, clamp=not refuse_out_of_range)
             counters = client.counters
         ahead_bytes = (offline.bytes_sent, offline.bytes_received) if offline else (0, 0)
-        name = "label" if loaded.permits == "label" else "logits"
-        values = answer.values.tolist()
-        if answer.clamped:
-            remark(f"{answer.clamped} input values were out of range and became the nearest value inside")
         run.results.update(
-            {name: values[0] if len(values) == 1 else values},
-            samples=len(values),
-            clamped=answer.clamped,
-            bytes_sent=answer.bytes_sent,
-            bytes_received=answer.bytes_received,
+            answered(loaded.permits, answer),
             seconds_setup=client.setup_seconds,
-            seconds_online=answer.seconds,
             setup_bytes_sent=counters.bytes_sent - answer.bytes_sent - ahead_bytes[0],
             setup_bytes_received=counters.bytes_received - answer.bytes_received - ahead_bytes[1],
             offline=None if offline is None else asdict(offline),
@@ -239,6 +231,21 @@ def estimate(
             rates=asdict(rates),
         )
         run.notes.append("without the set-up of a session, TLS (0.2 % more bytes) and TCP's slow start")
+
+
+def answered(permits: str, answer: Answer) -> dict[str, Any]:
+    """What an answer adds to a record; says on stderr that input values were clamped."""
+    values = answer.values.tolist()
+    if answer.clamped:
+        remark(f"{answer.clamped} input values were out of range and became the nearest value inside")
+    return {
+        "label" if permits == "label" else "logits": values[0] if len(values) == 1 else values,
+        "samples": len(values),
+        "clamped": answer.clamped,
+        "bytes_sent": answer.bytes_sent,
+        "bytes_received": answer.bytes_received,
+        "seconds_online": answer.seconds,
+    }
 
 
 def read_samples(path: Path) -> Any:

@@ -6,7 +6,6 @@ element numbers. Batch normalisation, scalings and shifts are folded into the la
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 import warnings
@@ -72,7 +71,7 @@ def lower(model: Classifier) -> Graph:
         InputError: operators that are not supported, all in one message; or a model that ``torch.export`` refuses.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = copy.deepcopy(model.module).cpu().double().eval()
+        module = model.copy().module.cpu().double().eval()
         low, high = model.spec.bounds
         example = torch.full((2, *model.spec.shape), (low + high) / 2)
         example = model.spec.normalise(example.double())
