@@ -4,16 +4,20 @@ from deepseal.adapter.access import BlackBox, Differentiable, WhiteBox
 from deepseal.adapter.checkpoint import load, save
 from deepseal.adapter.classifier import Classifier
 from deepseal.adapter.data import Dataset, Split, load_data
+from deepseal.adapter.inputs import Batch, Inputs
 from deepseal.adapter.oracle import Oracle
-from deepseal.adapter.spec import InputSpec
+from deepseal.adapter.spec import Field, InputSpec
 from deepseal.adapter.training import Recipe, Step, initialise, train
 
 __all__ = [
+    "Batch",
     "BlackBox",
     "Classifier",
     "Dataset",
     "Differentiable",
+    "Field",
     "InputSpec",
+    "Inputs",
     "Oracle",
     "Recipe",
     "Split",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
+from deepseal.adapter.inputs import Batch
 from deepseal.adapter.spec import InputSpec
 
 Output = Literal["logits", "probabilities", "labels"]
@@ -25,7 +26,7 @@ class BlackBox(Protocol):
         """What ``query`` answers: (N, classes) logits or probabilities, or (N,) labels."""
         ...
 
-    def query(self, x: Tensor) -> Tensor:
+    def query(self, x: Batch) -> Tensor:
         """The detached answers to a batch, on the CPU."""
         ...
 
@@ -33,7 +34,7 @@ class BlackBox(Protocol):
 class Differentiable(BlackBox, Protocol):
     """Gradients of the logits reach the input."""
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Batch) -> Tensor:
         """(N, classes) scores before softmax, with a graph back to ``x``."""
         ...
 
@@ -46,6 +47,6 @@ class WhiteBox(Differentiable, Protocol):
         """The user's module: read it, never change it."""
         ...
 
-    def features(self, x: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs of the named layers, detached, on the CPU, flattened to (N, features)."""
+    def features(self, x: Batch, layers: Sequence[str], *, pool: Mapping[str, str] | None = None) -> dict[str, Tensor]:
+        """Outputs of the named layers, detached, on the CPU, flattened or pooled to (N, features)."""
         ...

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deepseal.adapter.inputs import Batch, call
+from deepseal.adapter.outputs import select
 from deepseal.errors import InputError, UnknownNameError
 
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 PARAMETRIC = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 NORMALISATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -21,15 +24,20 @@ class _Enough(Exception):  # noqa: N818
 
 
 def find_layer(module: nn.Module, name: str) -> nn.Module:
-    """The submodule with a qualified name.
+    """The submodule with a qualified name; what follows a colon selects one of its outputs (see ``outputs.select``).
 
     Raises:
         UnknownNameError: no such layer; the message lists near names.
     """
     layers: dict[str, nn.Module] = {known: layer for known, layer in module.named_modules() if known}
-    if name not in layers:
-        raise UnknownNameError("layer", name, layers)
-    return layers[name]
+    if layer_name(name) not in layers:
+        raise UnknownNameError("layer", layer_name(name), layers)
+    return layers[layer_name(name)]
+
+
+def layer_name(name: str) -> str:
+    """The layer's own name, without the part that selects one of its outputs."""
+    return name.partition(":")[0]
 
 
 def require_layers(module: nn.Module) -> None:
@@ -78,15 +86,15 @@ def hooked(module: nn.Module, hooks: Sequence[tuple[str, Hook]]) -> Iterator[Non
 
 
 def forward_to(
-    module: nn.Module, x: Tensor, layers: Sequence[str], *, call: Callable[[Tensor], Any] | None = None
+    module: nn.Module, x: Batch, layers: Sequence[str], *, through: Callable[..., Any] | None = None
 ) -> dict[str, Tensor]:
     """Outputs of the named layers, graph attached; the pass ends as soon as the last of them has run.
 
     Args:
         module: where the layers are.
         x: what the module takes.
-        layers: qualified names.
-        call: runs the forward pass instead of the module itself, for instance with other weights.
+        layers: qualified names; ``NAME:PATH`` for one of several outputs, of which else the first tensor is taken.
+        through: runs the forward pass instead of the module itself, for instance with other weights.
 
     Raises:
         UnknownNameError: an unknown layer.
@@ -104,21 +112,26 @@ def forward_to(
 
     with hooked(module, [(name, hook(name)) for name in dict.fromkeys(layers)]):
         try:
-            (call or module)(x)
+            call(through or module, x)
         except _Enough:
             return captured
     missing = [name for name in layers if name not in captured]
     raise InputError("layers that run in a forward pass", found=f"{missing} never ran", do="choose another layer")
 
 
-def execution_order(module: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, tuple[int, ...]]]:
-    """Leaf layers in the order in which they run on ``x``: qualified name, layer, output shape of one sample."""
+def execution_order(module: nn.Module, x: Batch) -> list[tuple[str, nn.Module, tuple[int, ...]]]:
+    """Leaf layers in the order in which they run on ``x``: qualified name, layer, output shape of one sample.
+
+    Of several outputs (recurrent layers) the first counts. A layer whose first dimension is not the samples', such as
+    an expert that sees some of the tokens, has an empty shape.
+    """
     order: list[tuple[str, nn.Module, tuple[int, ...]]] = []
 
     def hook(name: str) -> Hook:
         def note(layer: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-            if isinstance(output, Tensor):
-                order.append((name, layer, tuple(output.shape[1:])))
+            first = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(first, Tensor):
+                order.append((name, layer, tuple(first.shape[1:]) if first.shape[:1] == (len(x),) else ()))
 
         return note
 
@@ -128,7 +141,7 @@ def execution_order(module: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, 
         if name and (isinstance(layer, PARAMETRIC) or not list(layer.children()))  # a parametrised layer has children
     ]
     with hooked(module, leaves), evaluating(module), torch.no_grad():
-        module(x)
+        call(module, x)
     return order
 
 
@@ -147,6 +160,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def _tensor(name: str, output: Any, captured: dict[str, Tensor]) -> Tensor:
     if name in captured:
         raise InputError("a layer that runs once in a pass", found=f"{name!r} runs twice", do="choose another layer")
-    if not isinstance(output, Tensor):
-        raise InputError(f"a tensor from layer {name!r}", found=type(output).__name__, do="choose another layer")
-    return output.clone()
+    try:
+        return select(output, name.partition(":")[2]).clone()
+    except InputError as error:
+        raise InputError(f"a tensor from layer {name!r}", found=error.found, do="choose another layer") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from deepseal.adapter.access import Output
 from deepseal.adapter.capture import evaluating, forward_to
 from deepseal.adapter.data import Split
+from deepseal.adapter.inputs import Batch, call
 from deepseal.adapter.oracle import Oracle, accuracy
+from deepseal.adapter.outputs import pool as pooled
 from deepseal.adapter.parametrised import deep_copy
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError
@@ -24,11 +26,11 @@ BATCH = 512
 
 
 class Classifier:
-    """A classifier: the user's module, held and never changed, and the spec of its input.
+    """A classifier, or a model without classes: the user's module, held and never changed, and the spec of its input.
 
     Args:
-        module: maps normalised (N, …) inputs to (N, classes) logits.
-        spec: what the module takes.
+        module: maps normalised (N, …) inputs to (N, classes) logits, or to whatever ``spec`` says how to read.
+        spec: what the module takes, and which of its outputs is the answer.
         architecture: ``package.module:factory`` that rebuilds the module, or None when unknown.
         metadata: plain values that travel with the weights, such as the training recipe.
     """
@@ -62,60 +64,77 @@ class Classifier:
         """Type of the module's parameters."""
         return next((p.dtype for p in self.module.parameters()), torch.float32)
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Batch) -> Tensor:
         """(N, classes) logits in evaluation mode, differentiable in ``x``; inputs follow the module's device and dtype.
 
+        (N, D) embeddings of a model without classes.
+
         Raises:
-            InputError: inputs that do not fit the spec, or a module whose output is not (N, classes).
+            InputError: inputs that do not fit the spec, or a module whose output does not.
         """
-        self.spec.check(x.detach())
+        self.spec.check(x)
+        prepared = self.prepare(x)
         with evaluating(self.module):
-            result = self.module(self.prepare(x))
-        if not isinstance(result, Tensor) or result.ndim != 2 or result.shape[1] != self.spec.num_classes:
-            found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-            raise InputError(
-                f"logits of shape (N, {self.spec.num_classes}) from the model",
-                found=str(found),
-                do="use data with the classes the model was trained for",
-            )
-        return result
+            return self.spec.read(call(self.module, prepared), prepared)
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Batch) -> Batch:
         """``x`` normalised, on the module's device and in its dtype: what the module itself takes."""
-        return self.spec.normalise(x.to(self.device, self.dtype))
+        return self.spec.prepare(x, self.device, self.dtype)
 
-    def probe(self) -> Tensor:
-        """One prepared input in the middle of the bounds, for finding out shapes."""
-        return self.prepare(torch.full((1, *self.spec.shape), sum(self.spec.bounds) / 2))
+    def probe(self, count: int = 1) -> Batch:
+        """Prepared inputs within the bounds, for finding out shapes."""
+        return self.prepare(self.spec.probe(count))
 
     @torch.no_grad()
-    def query(self, x: Tensor) -> Tensor:
+    def query(self, x: Batch) -> Tensor:
         """Detached logits on the CPU in float32, batched."""
         if len(x) == 0:
             return torch.empty(0, self.spec.num_classes)
         return torch.cat([self.logits(part).float().cpu() for part in x.split(BATCH)])
 
-    def predict(self, x: Tensor) -> Tensor:
-        """(N,) labels."""
+    def predict(self, x: Batch) -> Tensor:
+        """(N,) labels.
+
+        Raises:
+            InputError: a model without classes.
+        """
+        self.spec.require_classes()
         return self.query(x).argmax(dim=1)
 
-    @torch.no_grad()
-    def features(self, x: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+    def features(self, x: Batch, layers: Sequence[str], *, pool: Mapping[str, str] | None = None) -> dict[str, Tensor]:
         """Outputs of the named layers for a whole data set: detached, on the CPU, float32, (N, features).
+
+        Args:
+            x: the data.
+            layers: qualified names.
+            pool: rule for each layer, one of ``outputs.POOLS``; ``none`` where there is none.
 
         Raises:
             UnknownNameError: an unknown layer.
-            InputError: inputs that do not fit the spec.
+            InputError: inputs that do not fit the spec, or a layer that gives no row for every input.
         """
+        parts = list(self.stream(x, layers, pool=pool))
+        return {name: torch.cat([part[name] for part in parts]) for name in dict.fromkeys(layers)}
+
+    def stream(
+        self, x: Batch, layers: Sequence[str], *, pool: Mapping[str, str] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """``features`` batch by batch, for data whose activations do not fit into memory together."""
         self.spec.check(x)
         if len(x) == 0:
             raise InputError("at least one input", found="none", do="pass data")
-        parts: list[dict[str, Tensor]] = []
-        with evaluating(self.module):
-            for part in x.split(BATCH):
-                captured = forward_to(self.module, self.prepare(part), layers)
-                parts.append({name: value.flatten(1).float().cpu() for name, value in captured.items()})
-        return {name: torch.cat([part[name] for part in parts]) for name in dict.fromkeys(layers)}
+        rules = pool or {}
+        for part in x.split(BATCH):
+            with evaluating(self.module), torch.no_grad():
+                prepared = self.prepare(part)
+                captured = forward_to(self.module, prepared, layers)
+                mask = self.spec.mask_of(prepared)
+                rows = {name: pooled(value, rules.get(name, "none"), mask) for name, value in captured.items()}
+            for name, value in rows.items():
+                if len(value) != len(part):
+                    found, do = f"{len(value)} rows for {len(part)} inputs", "choose another layer or pooling rule"
+                    raise InputError(f"one row an input from layer {name!r}", found=found, do=do)
+            yield {name: value.float().cpu() for name, value in rows.items()}
 
     def accuracy(self, split: Split) -> Rate:
         """Share of correctly classified samples with its 95 % interval.

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepseal.adapter.inputs import Batch, each, single
 from deepseal.adapter.spec import InputSpec
 from deepseal.adapter.targets import call_target, split_target
 from deepseal.errors import InputError, UnknownNameError, understood
@@ -30,10 +31,24 @@ _SPLIT_SEED = Rng(20180326)
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Inputs (N, …) in data space, float32, and integer labels (N,)."""
+    """Inputs (N, …) in data space, one tensor or several named ones, and integer labels (N,)."""
 
-    x: Tensor = dataclasses.field(repr=False)
+    x: Batch = dataclasses.field(repr=False)
     y: Tensor = dataclasses.field(repr=False)
+
+    @classmethod
+    def unlabelled(cls, x: Batch) -> Split:
+        """Inputs without labels, for a model without classes: every label is 0."""
+        return cls(x, torch.zeros(len(x), dtype=torch.int64))
+
+    @property
+    def tensor(self) -> Tensor:
+        """The inputs where they are one tensor.
+
+        Raises:
+            InputError: several named ones.
+        """
+        return single(self.x)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -49,7 +64,7 @@ class Split:
             InputError: empty, wrong shape, non-finite or out-of-range values, labels outside the classes.
         """
         kinds = [type(getattr(self, name)).__name__ for name in ("x", "y")]
-        if kinds != ["Tensor", "Tensor"]:
+        if kinds not in (["Tensor", "Tensor"], ["Inputs", "Tensor"]):
             found = " and ".join(kinds)
             raise InputError("inputs and labels as torch tensors", found=found, do="use torch.from_numpy")
         if len(self.x) == 0 or len(self.x) != len(self.y):
@@ -58,11 +73,11 @@ class Split:
         if self.y.ndim != 1 or self.y.dtype != torch.int64:
             found = f"{self.y.dtype} of shape {tuple(self.y.shape)}"
             raise InputError("labels of type int64 and shape (N,)", found=found, do="use y.long().reshape(-1)")
-        if self.x.requires_grad:
+        if any(tensor.requires_grad for tensor in each(self.x)):
             raise InputError("data without gradients", found="x.requires_grad", do="use x.detach()")
         spec.check(self.x)
         low, high = int(self.y.min()), int(self.y.max())
-        if low < 0 or high >= spec.num_classes:
+        if low < 0 or high >= spec.num_classes > 0:
             raise InputError(
                 f"labels 0 … {spec.num_classes - 1}", found=f"labels {low} … {high}", do="renumber the labels from 0"
             )
@@ -70,7 +85,7 @@ class Split:
     def fingerprint(self) -> str:
         """SHA-256 over shapes and bytes of inputs and labels."""
         digest = hashlib.sha256()
-        for tensor in (self.x, self.y):
+        for tensor in (*each(self.x), self.y):
             digest.update(f"{tensor.dtype}\x1f{tuple(tensor.shape)}\x1e".encode())
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
@@ -271,9 +286,9 @@ def _from_arrays(name: str, arrays: dict[str, NDArray[Any]], options: dict[str, 
         rest, test = splits
     else:
         rest, test = _divide(splits[0], max(1, len(splits[0]) // 5), "test")
-    bounds = _bounds(options, arrays[pairs[0][0]].dtype, rest.x)
+    bounds = _bounds(options, arrays[pairs[0][0]].dtype, rest.tensor)
     classes = int(options["classes"]) if "classes" in options else int(torch.cat([rest.y, test.y]).max()) + 1
-    spec = InputSpec(shape=tuple(rest.x.shape[1:]), num_classes=classes, bounds=bounds)
+    spec = InputSpec(shape=tuple(rest.tensor.shape[1:]), num_classes=classes, bounds=bounds)
     train, calibration = _divide(rest, min(HELD_OUT, max(1, len(rest) // 6)), "calibration")
     for split in (train, calibration, test):
         split.check(spec)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deepseal.adapter.access import BlackBox, Output
 from deepseal.adapter.data import Split
+from deepseal.adapter.inputs import Batch, Inputs
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError
 from deepseal.statistics import Rate, rate
@@ -18,7 +19,7 @@ class Oracle:
     """Answers queries through a function from inputs to logits; no public attribute leads back to the model.
 
     Args:
-        logits: maps (N, …) inputs to (N, classes) logits.
+        logits: maps (N, …) inputs, or ``Inputs``, to (N, classes) logits.
         spec: what the model takes.
         output: what a query answers.
         max_queries: number of inputs that may be asked; None for no limit.
@@ -28,12 +29,14 @@ class Oracle:
 
     def __init__(
         self,
-        logits: Callable[[Tensor], Tensor],
+        logits: Callable[[Batch], Tensor],
         spec: InputSpec,
         *,
         output: Output = "labels",
         max_queries: int | None = None,
     ) -> None:
+        if output != "logits":
+            spec.require_classes()
         self._logits = logits
         self._queries = 0
         self.spec = spec
@@ -46,7 +49,7 @@ class Oracle:
         return self._queries
 
     @torch.no_grad()
-    def query(self, x: Tensor) -> Tensor:
+    def query(self, x: Batch) -> Tensor:
         """Answers on the CPU: (N, classes) logits or probabilities, or (N,) labels.
 
         Raises:
@@ -59,7 +62,7 @@ class Oracle:
                 found=str(len(x)),
                 do="ask fewer inputs or raise the budget",
             )
-        logits = self._logits(x.detach().clone()).detach().cpu()
+        logits = self._logits(_copied(x)).detach().cpu()
         self._queries += len(x)
         if self.output == "labels":
             return logits.argmax(dim=1)
@@ -73,9 +76,14 @@ def accuracy(model: BlackBox, split: Split) -> Rate:
     """Share of samples to which a black box gives their label, with its 95 % interval; every sample is a query.
 
     Raises:
-        InputError: no samples, or labels outside the model's classes.
+        InputError: no samples, labels outside the model's classes, or a model without classes.
     """
+    model.spec.require_classes()
     split.check(model.spec)
     answers = model.query(split.x)
     labels = answers if model.output == "labels" else answers.argmax(dim=1)
     return rate(int((labels == split.y).sum()), len(split.y))
+
+
+def _copied(x: Batch) -> Batch:
+    return x.map(lambda tensor: tensor.detach().clone()) if isinstance(x, Inputs) else x.detach().clone()

@@ -16,6 +16,7 @@ from torch import Tensor
 from deepseal.adapter.access import Output
 from deepseal.adapter.http_client import Exchange, HttpClient
 from deepseal.adapter.inference_protocol import decode, encode, listed, parse, shown
+from deepseal.adapter.inputs import Batch, single
 from deepseal.adapter.remote_model import RemoteModel, body_of, choose, odd
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError
@@ -129,7 +130,7 @@ class RemoteOracle:
         }
 
     @torch.no_grad()
-    def query(self, x: Tensor) -> Tensor:
+    def query(self, x: Batch) -> Tensor:
         """Answers on the CPU: (N, classes) float32 logits or probabilities, or (N,) int64 labels.
 
         Raises:
@@ -151,7 +152,7 @@ class RemoteOracle:
             self._queries += len(x)
         spent, parts = 0, []
         try:
-            for part in x.detach().split(self._model.batch):
+            for part in single(x).detach().split(self._model.batch):
                 spent += len(part)
                 exchange, request_id = self._ask(part)
                 spent -= 0 if exchange.sent else len(part)

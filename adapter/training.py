@@ -14,6 +14,7 @@ from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, execution_order,
 from deepseal.adapter.checkpoint import build_module
 from deepseal.adapter.classifier import Classifier
 from deepseal.adapter.data import Split
+from deepseal.adapter.inputs import Batch, call
 from deepseal.adapter.parametrised import refresh
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError, TrainingError
@@ -55,15 +56,17 @@ class Step:
         module: the module in training (a copy; the loss may run it again).
         x: (N, …) inputs of the batch in data space.
         y: (N,) labels.
-        logits: (N, classes), graph attached.
+        rows: (N,) their positions in the training data.
+        logits: (N, classes), or (N, D) of a model without classes; graph attached.
         index: number of this update, from 0.
         total: number of all updates.
         generator: the only randomness the loss may use.
     """
 
     module: nn.Module
-    x: Tensor
+    x: Batch
     y: Tensor
+    rows: Tensor
     logits: Tensor
     index: int
     total: int
@@ -78,16 +81,42 @@ def cross_entropy(step: Step) -> Tensor:
     return nn.functional.cross_entropy(step.logits, step.y)
 
 
+class Imitation:
+    """Relative squared distance of the answers to those that a model gave: ||z - z0||^2 / ||z0||^2 over a batch.
+
+    Answers are asked for as they are needed, and kept as long as this value lives.
+
+    Args:
+        model: gives the answers; must not change meanwhile.
+        weight: factor of the loss.
+    """
+
+    def __init__(self, model: Classifier, weight: float = 1.0) -> None:
+        self._model, self._weight = model, weight
+        self._answers: dict[int, Tensor] = {}
+
+    def __call__(self, step: Step) -> Tensor:
+        """The loss of a batch."""
+        rows = step.rows.tolist()
+        unknown = [place for place, row in enumerate(rows) if row not in self._answers]
+        if unknown:
+            fresh = self._model.query(step.x[torch.tensor(unknown)])
+            self._answers.update(zip((rows[place] for place in unknown), fresh, strict=True))
+        wanted = torch.stack([self._answers[row] for row in rows]).to(step.logits)
+        return self._weight * (step.logits - wanted).pow(2).sum() / wanted.pow(2).sum().clamp(min=1e-12)
+
+
 class Training:
     """Training of a copy of ``model``, one update a ``step()``; ``result()`` is the trained classifier.
 
     Args:
-        model: where to start; never changed.
+        model: where to start; never changed, and must not change meanwhile.
         data: training samples.
         recipe: optimiser, length, batch size.
         rng: all randomness (order of the batches, dropout, the loss's own).
         loss: scalar to minimise.
         trained: qualified names of the layers to train; None for all. The rest is frozen, its statistics too.
+        evaluating: train in evaluation mode: no dropout, and the statistics of batch normalisation stay as they are.
         extra: further tensors to train, as (tensor, learning rate).
 
     Raises:
@@ -105,13 +134,16 @@ class Training:
         loss: Loss = cross_entropy,
         trained: Sequence[str] | None = None,
         extra: Sequence[tuple[Tensor, float]] = (),
+        evaluating: bool = False,
     ) -> None:
         data.check(model.spec)
         require_layers(model.module)
-        self._original, self._model = model.copy(), model.copy()
+        self._original, self._model = model, model.copy()
         self._data, self._recipe, self._loss = data, recipe, loss
         self._module = self._model.module.to(memory_format=torch.channels_last)  # faster convolutions, same numbers
         parameters = self._prepare(trained)
+        if evaluating:
+            self._module.eval()
         groups = [{"params": parameters, "lr": recipe.learning_rate}]
         groups += [{"params": [tensor], "lr": learning_rate} for tensor, learning_rate in extra]
         self._optimizer = _optimizer(recipe, groups)
@@ -141,10 +173,10 @@ class Training:
             group["lr"] = base * factor
         with self._private_rng(), torch.enable_grad():
             inputs = self._model.prepare(x)
-            if inputs.ndim == 4:
+            if isinstance(inputs, Tensor) and inputs.ndim == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            logits = self._module(inputs)
-            state = Step(self._module, x, y, logits, self._index, self._total, self._generator)
+            logits = self._model.spec.read(call(self._module, inputs), inputs)
+            state = Step(self._module, x, y, index, logits, self._index, self._total, self._generator)
             loss = self._loss(state)
             if not math.isfinite(float(loss.detach())):
                 raise TrainingError(

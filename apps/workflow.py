@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -253,13 +252,13 @@ def load_model(
     """
     spec = dataset.spec if dataset else key.spec if key else None
     model = checkpoint.load(path, architecture=arch, spec=spec, insecure_allow_pickle=insecure_allow_pickle)
-    if key is not None and model.spec.shape == key.spec.shape:
-        stated = dataclasses.replace(model.spec, bounds=key.spec.bounds, mean=key.spec.mean, std=key.spec.std)
+    if key is not None and model.spec.same_inputs(key.spec):
+        stated = model.spec.with_values_of(key.spec)
         model = Classifier(model.module, stated, architecture=model.architecture, metadata=model.metadata)
-    if dataset is not None and model.spec.shape != dataset.spec.shape:
+    if dataset is not None and not model.spec.same_inputs(dataset.spec):
         raise InputError(
-            f"data of shape {model.spec.shape}, as {path} takes",
-            found=str(dataset.spec.shape),
+            f"data of shape {model.spec.shape or list(model.spec.fields)}, as {path} takes",
+            found=str(dataset.spec.shape or list(dataset.spec.fields)),
             do="pass the right --data",
         )
     return model

@@ -9,12 +9,35 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from deepseal.adapter import Classifier, Split
-from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, evaluating, execution_order, forward_to
+from deepseal.adapter import Classifier, InputSpec
+from deepseal.adapter.capture import (
+    NORMALISATION,
+    PARAMETRIC,
+    RECURRENT,
+    evaluating,
+    execution_order,
+    find_layer,
+    forward_to,
+)
+from deepseal.adapter.outputs import pool as pooled
 from deepseal.errors import InputError
 from deepseal.rng import expand_normal
 from deepseal.watermark.key import Key
+
+_PROBES = 3
+_LARGEST = 16384  # values of a map that are projected one by one
+_CHANNELS_FIRST = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    *NORMALISATION,
+    nn.GroupNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,39 +61,93 @@ class LayerCapacity:
     advised: int
 
 
-def hidden_layers(model: Classifier) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Hidden pre-activations in the order of the forward pass: name, kind, shape of one sample's output.
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How a layer's output becomes the vector that holds bits: the pooling rule, and the shape of what it gives."""
 
-    The output of a linear or convolutional layer, or of the batch normalisation that follows it directly.
+    pool: str
+    shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return math.prod(self.shape)
+
+    @property
+    def advised(self) -> int:
+        """Bits a cell that leave margin against removal; maps of convolutions drift more than dense layers do."""
+        return max(1, min(16 if len(self.shape) == 1 else 10, self.width // 16))
+
+
+def hidden_layers(model: Classifier, pool: str = "auto") -> list[tuple[str, str, Reading]]:
+    """Hidden pre-activations in the order of the forward pass: name, kind, and how it is read.
+
+    The output of a linear, convolutional or recurrent layer, or of the batch normalisation that follows a layer
+    directly. Layers that run several times in a pass, or on something else than all the inputs, are left out.
 
     Raises:
         InputError: a model without a hidden layer.
     """
-    order = execution_order(model.module, model.probe())
-    runs = [name for name, _, _ in order]
-    found: list[tuple[str, str, tuple[int, ...]]] = []
+    order = _orderly(model)
+    found: list[tuple[str, nn.Module, tuple[int, ...]]] = []
     for position, (name, layer, shape) in enumerate(order):
-        if not isinstance(layer, PARAMETRIC) or runs.count(name) > 1:
+        if not isinstance(layer, PARAMETRIC + RECURRENT):
             continue
         after = order[position + 1] if position + 1 < len(order) else None
         if after is not None and isinstance(after[1], NORMALISATION) and after[2] == shape:
             name, layer = after[0], after[1]
-        found.append((name, type(layer).__name__, shape))
+        found.append((name, layer, shape))
     if len(found) < 2:
         raise InputError("a model with a hidden linear or convolutional layer", found="none", do="name layers yourself")
-    return found[:-1]
+    inside = [(name, layer) for name, layer, shape in found[:-1] if shape]
+    readings = layer_readings(model, [name for name, _ in inside], pool)
+    return [(name, type(layer).__name__, readings[name]) for name, layer in inside]
 
 
-def advised(shape: tuple[int, ...]) -> int:
-    """Bits a cell that leave margin against removal; maps of convolutions drift more than dense layers do."""
-    return max(1, min(16 if len(shape) == 1 else 10, math.prod(shape) // 16))
+def layer_readings(model: Classifier, layers: Sequence[str], pool: str = "auto") -> dict[str, Reading]:
+    """How each named layer is read: by the stated rule, or by the one that fits its output.
 
+    ``auto`` takes the mean over the attention mask or over time of what has a position (N, T, …, D); maps of
+    convolutions (N, C, …) are flattened, or their mean over space is taken where sizes vary or the map is very large.
 
-def layer_shapes(model: Classifier, layers: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Shape of one sample's output of each named layer."""
+    Raises:
+        UnknownNameError: an unknown layer.
+        InputError: a layer that the rule does not fit.
+    """
+    if not layers:
+        return {}
+    probe = model.probe(_PROBES)
+    mask = model.spec.mask_of(probe)
     with evaluating(model.module), torch.no_grad():
-        captured = forward_to(model.module, model.probe(), layers)
-    return {name: tuple(captured[name].shape[1:]) for name in layers}
+        captured = forward_to(model.module, probe, layers)
+    readings = {}
+    for name in layers:
+        value = captured[name]
+        rule = _rule(model.spec, find_layer(model.module, name), value, mask) if pool == "auto" else pool
+        read = pooled(value, rule, mask)
+        if len(read) != _PROBES:
+            found, do = f"{len(read)} rows for {_PROBES}", "name another layer, or its output as layer:0"
+            raise InputError(f"a layer {name!r} with one row an input", found=found, do=do)
+        readings[name] = Reading(rule, tuple(value.shape[1:]) if rule == "none" else tuple(read.shape[1:]))
+    return readings
+
+
+def _rule(spec: InputSpec, layer: nn.Module, value: Tensor, mask: Tensor | None) -> str:
+    if value.ndim < 3:
+        return "none"
+    if isinstance(layer, _CHANNELS_FIRST):
+        return "space" if spec.varies or value[0].numel() > _LARGEST else "none"
+    if len(value) != _PROBES and value.shape[1] == _PROBES:
+        return "time-first"
+    return "mask" if mask is not None and mask.shape == value.shape[:2] and value.ndim == 3 else "time"
+
+
+def _orderly(model: Classifier) -> list[tuple[str, nn.Module, tuple[int, ...]]]:
+    """The layers that run once a pass; an empty shape where the rows do not follow the number of inputs."""
+    order = execution_order(model.module, model.probe(_PROBES))
+    fewer = {name: shape for name, _, shape in execution_order(model.module, model.probe(_PROBES - 1))}
+    runs = [name for name, _, _ in order]
+    return [(name, layer, shape if fewer.get(name) else ()) for name, layer, shape in order if runs.count(name) == 1]
 
 
 def activation_after(model: Classifier, layer: str) -> str:
@@ -107,23 +184,3 @@ def deal(bits: int, weights: Mapping[str, int]) -> dict[str, int]:
 def projection_of(secret: bytes, cell: Cell, width: int) -> NDArray[np.float32]:
     """The cell's secret matrix A, (width, bits), i.i.d. N(0, 1)."""
     return expand_normal(secret, f"projection/{cell.layer}/{cell.carrier}", (width, cell.bits))
-
-
-def check_carriers(carriers: Sequence[int], classes: int, data: Split) -> None:
-    """Refuse carriers that are not distinct classes with samples in the data.
-
-    Raises:
-        InputError: carriers named twice, outside the classes, or without samples.
-    """
-    if not carriers or len(set(carriers)) != len(carriers):
-        raise InputError("distinct carrier classes", found=str(list(carriers)), do="name each class once")
-    outside = [carrier for carrier in carriers if carrier >= classes]
-    if outside:
-        raise InputError(f"carrier classes 0 … {classes - 1}", found=str(outside), do="name classes of this model")
-    absent = [carrier for carrier in carriers if not bool((data.y == carrier).any())]
-    if absent:
-        raise InputError(
-            "training samples of every carrier class",
-            found=f"none of class {absent}",
-            do="add samples or give -p carriers=…",
-        )

@@ -8,33 +8,35 @@ exact), a projection of its own for every cell (a layer and a carrier class), an
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from deepseal.adapter import Classifier, Recipe, Split
-from deepseal.adapter.training import Training
+from deepseal.adapter import Classifier, InputSpec, Recipe, Split
+from deepseal.adapter.capture import layer_name
+from deepseal.adapter.inputs import named, stored
+from deepseal.adapter.outputs import POOLS
+from deepseal.adapter.training import Imitation, Loss, Training
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
-from deepseal.rng import SECRET_BYTES, Rng, expand_choice, fresh_secret
+from deepseal.rng import SECRET_BYTES, Rng, fresh_secret
+from deepseal.watermark.carriers import draw_groups, draw_triggers
 from deepseal.watermark.cells import (
     LayerCapacity,
     activation_after,
-    advised,
     cells_of,
-    check_carriers,
     deal,
     hidden_layers,
-    layer_shapes,
+    layer_readings,
     projection_of,
 )
 from deepseal.watermark.deepsigns_losses import PaperLoss, RobustLoss, centred_means
 from deepseal.watermark.key import Key
 from deepseal.watermark.scheme import Access, Extraction, Observation
+
+_GROUPS = 16
+_NARROW = 32  # features; a router or a gate is no place for bits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,8 +53,17 @@ class DeepSigns(Parameters):
     bits: int = parameter(256, "length N of the message over all cells", minimum=1, maximum=100_000)
     layers: tuple[str, ...] | None = parameter(None, "layers that hold the mark; none chooses them")
     carriers: tuple[int, ...] | None = parameter(None, "carrier classes T; none takes all classes", minimum=0)
+    groups: int | None = parameter(
+        None, "carriers that are groups of triggers; none: 16 for a model without classes", minimum=1, maximum=10_000
+    )
+    pool: str = parameter("auto", "how maps and sequences become vectors", choices=("auto", *POOLS))
     trigger_share: float = parameter(0.01, "share of the training samples kept as triggers", minimum=0.0, maximum=1.0)
     recipe: str = parameter("robust", "how to embed", choices=("robust", "paper"))
+    keep: str = parameter(
+        "auto",
+        "what the marked model is held to; auto: labels, if there are any",
+        choices=("auto", "labels", "outputs"),
+    )
     lambda1: float = parameter(0.01, "weight of the centre loss L1 (paper)", minimum=0.0, maximum=1e6)
     lambda2: float = parameter(0.01, "weight of the binary cross-entropy L2 (paper)", minimum=0.0, maximum=1e6)
     epochs: int = parameter(1, "passes over the training data (paper)", minimum=1, maximum=10_000)
@@ -85,30 +96,35 @@ class DeepSigns(Parameters):
         """
         data.check(model.spec)
         secret = rng.child("secret").bytes(SECRET_BYTES) if rng else fresh_secret()
-        carriers = self.carriers if self.carriers is not None else tuple(range(model.spec.num_classes))
+        carriers = self._carriers(model.spec)
         layers = self.layers if self.layers is not None else self._choose_layers(model, len(carriers))
-        shapes = layer_shapes(model, layers)
-        check_carriers(carriers, model.spec.num_classes, data)
-        layer_bits = deal(self.bits, {name: advised(shape) for name, shape in shapes.items()})
+        readings = layer_readings(model, layers, self.pool)
+        layer_bits = deal(self.bits, {name: reading.advised for name, reading in readings.items()})
         for name, bits in layer_bits.items():
-            width = math.prod(shapes[name])
+            width = readings[name].width
             if bits > width * len(carriers):
                 raise InputError(
                     f"at most {width} bits a carrier in layer {name}",
                     found=f"{-(-bits // len(carriers))}",
                     do=f"use fewer than {self.bits} bits, more carriers or more layers",
                 )
-        index = self._triggers(secret, data, carriers)
-        public = {
+        public: dict[str, Any] = {
             "access": self.access,
             "bits": self.bits,
             "layers": list(layers),
             "layer_bits": layer_bits,
-            "features": {name: math.prod(shape) for name, shape in shapes.items()},
+            "features": {name: reading.width for name, reading in readings.items()},
             "carriers": list(carriers),
             "centred": self.recipe == "robust" and len(carriers) > 1,
         }
-        triggers = data.take(index)
+        pools = {name: reading.pool for name, reading in readings.items() if reading.pool != "none"}
+        if pools:
+            public["pool"] = pools
+        if self._grouped(model.spec):
+            public["groups"] = len(carriers)
+            triggers = draw_groups(secret, data, len(carriers), self.trigger_share)
+        else:
+            triggers = draw_triggers(secret, data, carriers, self.trigger_share)
         return Key(
             scheme=self.name,
             params=self.as_dict(),
@@ -116,7 +132,7 @@ class DeepSigns(Parameters):
             secret=secret,
             spec=model.spec,
             public=public,
-            tensors={"trigger_x": triggers.x.contiguous(), "trigger_y": triggers.y.contiguous()},
+            tensors={**named(triggers.x, "trigger_x"), "trigger_y": triggers.y.contiguous()},
             reproducible=rng is not None,
         )
 
@@ -130,12 +146,13 @@ class DeepSigns(Parameters):
         """
         _check_same_input(model, key)
         if self.recipe == "paper":
-            loss = PaperLoss(start or model, data, key, self)
+            paper = PaperLoss(start or model, data, key, self)
             recipe = Recipe(epochs=self.epochs, learning_rate=self.learning_rate)
-            extra = [(loss.means, 10 * self.learning_rate)]
-            return Training(start or model, data, recipe=recipe, rng=rng, loss=loss, extra=extra)
+            extra = [(paper.means, 10 * self.learning_rate)]
+            return Training(start or model, data, recipe=recipe, rng=rng, loss=paper, extra=extra)
         recipe = Recipe(steps=self.steps, learning_rate=self.learning_rate, schedule="cosine")
-        return Training(start or model, data, recipe=recipe, rng=rng, loss=RobustLoss(model, data, key, self))
+        loss = RobustLoss(model, data, key, self, task=self._task(model))
+        return Training(start or model, data, recipe=recipe, rng=rng, loss=loss, evaluating=loss.task is not None)
 
     def observe(self, model: Classifier, key: Key) -> Observation:
         """Mean activation of each carrier's triggers in each layer: (carriers, features) a layer.
@@ -146,22 +163,28 @@ class DeepSigns(Parameters):
         _check_same_input(model, key)
         _check_complete(key)
         layers = list(key.public["layers"])
-        absent = sorted(set(layers) - {name for name, _ in model.module.named_modules()})
+        absent = sorted({layer_name(name) for name in layers} - {name for name, _ in model.module.named_modules()})
         if absent:
             do = "pass a copy of the marked architecture, or the key of this one"
             raise InputError(f"a model with the key's layers {layers}", found=f"none called {absent}", do=do)
-        with torch.no_grad():
-            features = model.features(key.tensors["trigger_x"], layers)
-        for layer, width in key.public["features"].items():
-            if features[layer].shape[1] != width:
-                found = f"{features[layer].shape[1]}"
-                do = "pass a copy of the marked architecture (structural changes need alignment)"
-                raise InputError(f"{width} features in layer {layer}", found=found, do=do)
-        labels = key.tensors["trigger_y"]
-        means = {
-            layer: torch.stack([values[labels == carrier].double().mean(dim=0) for carrier in key.public["carriers"]])
-            for layer, values in features.items()
-        }
+        x = stored(key.tensors, "trigger_x")
+        assert x is not None  # noqa: S101 - _check_complete
+        carriers = list(key.public["carriers"])
+        place = {carrier: row for row, carrier in enumerate(carriers)}
+        rows = torch.tensor([place.get(label, -1) for label in key.tensors["trigger_y"].tolist()])
+        sums = {name: torch.zeros(len(carriers), width).double() for name, width in key.public["features"].items()}
+        done = 0
+        for features in model.stream(x, layers, pool=key.public.get("pool")):
+            for layer, values in features.items():
+                if values.shape[1] != sums[layer].shape[1]:
+                    found = f"{values.shape[1]}"
+                    do = "pass a copy of the marked architecture (structural changes need alignment)"
+                    raise InputError(f"{sums[layer].shape[1]} features in layer {layer}", found=found, do=do)
+                own = rows[done : done + len(values)]
+                sums[layer].index_add_(0, own[own >= 0], values[own >= 0].double())
+            done += len(values)
+        counts = torch.bincount(rows[rows >= 0], minlength=len(carriers)).unsqueeze(1)
+        means = {layer: total / counts for layer, total in sums.items()}
         precision = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
         return Observation(means, noise=8.0 * precision)
 
@@ -189,33 +212,52 @@ class DeepSigns(Parameters):
 
     def capacity(self, model: Classifier) -> list[LayerCapacity]:
         """What each hidden layer can hold before its activation function, in the order of the forward pass."""
-        count = len(self.carriers) if self.carriers is not None else model.spec.num_classes
+        count = len(self._carriers(model.spec))
         return [
-            LayerCapacity(name, kind, math.prod(shape), math.prod(shape) * count, advised(shape) * count)
-            for name, kind, shape in hidden_layers(model)
+            LayerCapacity(name, kind, reading.width, reading.width * count, reading.advised * count)
+            for name, kind, reading in hidden_layers(model, self.pool)
         ]
 
+    def _grouped(self, spec: InputSpec) -> bool:
+        return self.groups is not None or (spec.num_classes == 0 and self.carriers is None)
+
+    def _carriers(self, spec: InputSpec) -> tuple[int, ...]:
+        """Numbers of the carrier classes, or of the groups.
+
+        Raises:
+            InputError: both named, or classes that the model does not have.
+        """
+        if self._grouped(spec):
+            if self.carriers is not None:
+                raise InputError("carriers or groups", found="both", do="leave one out")
+            return tuple(range(self.groups or _GROUPS))
+        carriers = self.carriers if self.carriers is not None else tuple(range(spec.num_classes))
+        outside = [carrier for carrier in carriers if carrier >= spec.num_classes]
+        if outside:
+            known = f"carrier classes 0 … {spec.num_classes - 1}" if spec.num_classes else "no carrier classes"
+            raise InputError(known, found=str(outside), do="name classes of this model, or give -p groups=16")
+        return carriers
+
+    def _task(self, model: Classifier) -> Loss | None:
+        """What holds the marked model to its own answers; None where labels do."""
+        if self.keep == "outputs" or (self.keep == "auto" and model.spec.num_classes == 0):
+            return Imitation(model)
+        return None
+
     def _choose_layers(self, model: Classifier, carriers: int) -> tuple[str, ...]:
-        """The last two hidden layers, or as many more as the message needs to stay thinly spread."""
-        hidden = hidden_layers(model)
+        """The last two hidden layers, or as many more as the message needs to stay thin; no narrow one."""
+        hidden = hidden_layers(model, self.pool)
         if self.recipe == "paper":
             return (activation_after(model, hidden[-1][0]),)
+        wide = [row for row in hidden if row[2].width >= _NARROW] or hidden
         chosen: list[str] = []
         room = 0
-        for name, _, shape in reversed(hidden):
+        for name, _, reading in reversed(wide):
             chosen.insert(0, name)
-            room += advised(shape) * carriers
+            room += reading.advised * carriers
             if len(chosen) >= 2 and room >= self.bits:
                 break
         return tuple(chosen)
-
-    def _triggers(self, secret: bytes, data: Split, carriers: Sequence[int]) -> Tensor:
-        chosen = []
-        for carrier in carriers:
-            members = torch.nonzero(data.y == carrier).reshape(-1)
-            count = min(len(members), max(8, round(self.trigger_share * len(data) / len(carriers))))
-            chosen.append(members[torch.from_numpy(expand_choice(secret, f"triggers/{carrier}", len(members), count))])
-        return torch.cat(chosen)
 
 
 def _check_complete(key: Key) -> None:
@@ -226,7 +268,7 @@ def _check_complete(key: Key) -> None:
 
 
 def _is_complete(key: Key) -> bool:
-    public, labels, inputs = key.public, key.tensors.get("trigger_y"), key.tensors.get("trigger_x")
+    public, labels, inputs = key.public, key.tensors.get("trigger_y"), stored(key.tensors, "trigger_x")
     return (
         isinstance(public.get("layers"), list)
         and isinstance(public.get("carriers"), list)
@@ -241,14 +283,16 @@ def _is_complete(key: Key) -> bool:
         and len(set(public["layers"])) == len(public["layers"])
         and labels is not None
         and inputs is not None
-        and labels.shape == inputs.shape[:1]
+        and labels.shape == (len(inputs),)
+        and all(layer in public["layers"] and rule in POOLS for layer, rule in public.get("pool", {}).items())
     )
 
 
 def _check_same_input(model: Classifier, key: Key) -> None:
-    if model.spec.shape != key.spec.shape:
+    if not model.spec.same_inputs(key.spec):
+        wanted, found = (str(spec.shape or list(spec.fields)) for spec in (key.spec, model.spec))
         raise InputError(
-            f"a model that takes inputs of shape {key.spec.shape}, as the key's triggers",
-            found=str(model.spec.shape),
+            f"a model that takes inputs of shape {wanted}, as the key's triggers",
+            found=found,
             do="pass the right model or the right key",
         )

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from deepseal.adapter import Classifier, Split
 from deepseal.adapter.capture import forward_to
-from deepseal.adapter.training import Step, cross_entropy
+from deepseal.adapter.inputs import Batch, concatenated, stored
+from deepseal.adapter.outputs import pool
+from deepseal.adapter.training import Loss, Step, cross_entropy
 from deepseal.errors import InputError
-from deepseal.watermark.cells import cells_of, check_carriers, projection_of
+from deepseal.watermark.carriers import check_carriers, members_of
+from deepseal.watermark.cells import cells_of, projection_of
 from deepseal.watermark.key import Key
 from deepseal.watermark.robust import weathered_features
 
@@ -22,43 +25,52 @@ if TYPE_CHECKING:
 
 
 class RobustLoss:
-    """CE + strength * mean [relu(margin - s / nu) + relu(relative_margin - s / ||mu||)], s = b A^T mu.
+    """Task + strength * mean [relu(margin - s / nu) + relu(relative_margin - s / ||mu||)], s = b A^T mu.
+
+    The task is cross-entropy, or ``task``, such as agreement with the unmarked model's own answers.
 
     mu is the centred mean over a few inputs, read through weathered weights; nu is the mean norm of the original's. The
     first term makes the mark large, so that drift does not reach it; the second keeps the rest of mu from hiding it.
     """
 
-    def __init__(self, model: Classifier, data: Split, key: Key, scheme: DeepSigns) -> None:
+    def __init__(
+        self, model: Classifier, data: Split, key: Key, scheme: DeepSigns, *, task: Loss | None = None
+    ) -> None:
         self._scheme, self._centred = scheme, bool(key.public["centred"])
-        self._layers = list(key.public["layers"])
+        self._layers, self._pool = list(key.public["layers"]), key.public.get("pool", {})
         self._targets = _targets(key, model)
-        carriers, labels = key.public["carriers"], key.tensors["trigger_y"]
-        check_carriers(carriers, model.spec.num_classes, data)
-        self._prepare, self._data, self._triggers = model.copy().prepare, data.x, key.tensors["trigger_x"]
-        self._members = [torch.nonzero(data.y == carrier).reshape(-1) for carrier in carriers]
-        self._own = [torch.nonzero(labels == carrier).reshape(-1) for carrier in carriers]
+        self._model, self._data = model, data.x
+        self._members = members_of(key, data)
+        labels, triggers = key.tensors["trigger_y"], stored(key.tensors, "trigger_x")
+        if triggers is None:
+            raise InputError("a key with its triggers", found="none", do="use an intact copy of it")
+        self._own = [torch.nonzero(labels == carrier).reshape(-1) for carrier in key.public["carriers"]]
+        self._triggers, self.task = triggers, task
         observed = scheme.observe(model, key).values
         self._norms = {
             name: max(1e-12, float(centred_means(means, self._centred).norm(dim=1).mean()))
             for name, means in observed.items()
         }
 
-    def _draw(self, generator: torch.Generator) -> Tensor:
-        """Inputs of every carrier in turn: half of them triggers, half any training samples of the class."""
-        triggers = self._scheme.batch // 2
-        drawn = []
+    def _draw(self, generator: torch.Generator) -> Batch:
+        """Inputs of every carrier in turn: half of them triggers, half any training samples of the class, if known."""
+        drawn: list[Batch] = []
         for own, members in zip(self._own, self._members, strict=True):
+            triggers = self._scheme.batch // 2 if len(members) else self._scheme.batch
             drawn.append(self._triggers[own[torch.randint(len(own), (triggers,), generator=generator)]])
-            rest = torch.randint(len(members), (self._scheme.batch - triggers,), generator=generator)
-            drawn.append(self._data[members[rest]])
-        return torch.cat(drawn)
+            if len(members):
+                rest = torch.randint(len(members), (self._scheme.batch - triggers,), generator=generator)
+                drawn.append(self._data[members[rest]])
+        return concatenated(drawn)
 
     def __call__(self, step: Step) -> Tensor:
         scheme, generator, carriers = self._scheme, step.generator, len(self._own)
         rate = scheme.prune * float(torch.rand((), generator=generator))
+        x = self._model.prepare(self._draw(generator))
+        mask = self._model.spec.mask_of(x)
         features = weathered_features(
             step.module,
-            self._prepare(self._draw(generator)),
+            x,
             self._layers,
             prune=rate,
             drift=scheme.drift,
@@ -66,11 +78,12 @@ class RobustLoss:
         )
         shortfall = []
         for target in self._targets:
-            means = centred_means(_means(features[target.layer], carriers), self._centred)
+            pooled = pool(features[target.layer], self._pool.get(target.layer, "none"), mask)
+            means = centred_means(_means(pooled, carriers), self._centred)
             absolute = target.scores(means / self._norms[target.layer])
             relative = target.scores(nn.functional.normalize(means, dim=1))
             shortfall.append(torch.relu(scheme.margin - absolute) + torch.relu(scheme.relative_margin - relative))
-        return cross_entropy(step) + scheme.strength * torch.cat(shortfall).mean()
+        return (self.task or cross_entropy)(step) + scheme.strength * torch.cat(shortfall).mean()
 
 
 class PaperLoss:
@@ -82,11 +95,15 @@ class PaperLoss:
             raise InputError(
                 "one layer for the paper's recipe", found=str(layers), do="give -p layers=NAME or recipe=robust"
             )
-        self._scheme, self._layer, self._model = scheme, layers[0], model.copy()
+        if "groups" in key.public:
+            raise InputError("carrier classes for the paper's recipe", found="groups", do="use recipe=robust")
+        check_carriers(key.public["carriers"], data)
+        self._scheme, self._layer, self._model = scheme, layers[0], model
+        self._rule = key.public.get("pool", {}).get(layers[0], "none")
         self._targets = _targets(key, model)
         self._carriers = torch.tensor(key.public["carriers"])
         sample = data.take(torch.arange(min(len(data), 5000)))
-        features = model.features(sample.x, layers)[self._layer].to(model.device)
+        features = model.features(sample.x, layers, pool={self._layer: self._rule})[self._layer].to(model.device)
         overall = features.mean(dim=0)
         classes = range(model.spec.num_classes)
         centres = [features[sample.y == c].mean(dim=0) if bool((sample.y == c).any()) else overall for c in classes]
@@ -94,7 +111,8 @@ class PaperLoss:
 
     def __call__(self, step: Step) -> Tensor:
         scheme, means = self._scheme, self.means
-        features = forward_to(step.module, self._model.prepare(step.x), [self._layer])[self._layer].flatten(1)
+        x = self._model.prepare(step.x)
+        features = pool(forward_to(step.module, x, [self._layer])[self._layer], self._rule, self._model.spec.mask_of(x))
         carriers = self._carriers.to(means.device)
         centre = means.new_zeros(())
         for carrier in self._carriers.tolist():

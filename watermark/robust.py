@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, Hook, evaluating, forward_to, hooked
+from deepseal.adapter.inputs import Batch
 
 _SAMPLE = 4096
 
 
 def weathered_features(
     module: nn.Module,
-    x: Tensor,
+    x: Batch,
     layers: Sequence[str],
     *,
     prune: float,
@@ -59,11 +60,11 @@ def weathered_features(
             weight = weight + spread * torch.randn(weight.shape, generator=generator).to(weight)
         replaced[f"{name}.weight"] = weight
 
-    def call(inputs: Tensor) -> Any:
-        return functional_call(module, replaced, (inputs,), tie_weights=False)
+    def through(*args: Tensor, **named: Tensor) -> Any:
+        return functional_call(module, replaced, args, named, tie_weights=False)
 
     with evaluating(module), _batch_statistics(module), hooked(module, hooks):
-        return forward_to(module, x, layers, call=call)
+        return forward_to(module, x, layers, through=through)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def compare(program: Program, weights: Weights, split: Split, model: Classifier 
         found = f"label {int(split.y.max())}"
         raise InputError(f"labels 0 … {program.labels - 1}", found=found, do="use the data of the program")
     labels, clamped = [], 0
-    for x in split.x.split(_BATCH):
+    for x in split.tensor.split(_BATCH):
         encoded = encode_input(program, x)
         clamped += encoded.clamped
         answer = decode_output(program, simulate(program, weights, encoded.values))

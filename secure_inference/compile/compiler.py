@@ -123,7 +123,7 @@ def compile_model(
 def compile_report(model: Classifier, calibration: Split, settings: CompileSettings) -> Compiled:
     """The same as ``compile_model``, with a report for each wire."""
     graph, assembled = _compile(model, calibration, settings)
-    x = calibration.x[:_REPORTED]
+    x = calibration.tensor[:_REPORTED]
     values = simulate(assembled.program, assembled.weights, encode_input(assembled.program, x).values,
                       intermediates=True)  # fmt: skip
     with torch.no_grad():
@@ -138,7 +138,7 @@ def _compile(model: Classifier, calibration: Split, settings: CompileSettings) -
         graph = projected(graph, projection)
     if settings.permits == "label":
         graph = without_last_curve(graph)
-    samples = calibration.x[:SAMPLES]
+    samples = calibration.tensor[:SAMPLES]
     seen = measure(graph, _entering(model, samples))
     numbers = choose_numbers(graph, seen, settings)
     entry = input_format(graph, model.spec, seen[0], settings, projected=projection is not None)

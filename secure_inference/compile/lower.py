@@ -70,6 +70,7 @@ def lower(model: Classifier) -> Graph:
     Raises:
         InputError: operators that are not supported, all in one message; or a model that ``torch.export`` refuses.
     """
+    model.spec.require_plain("a compiler of circuits")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         module = model.copy().module.cpu().double().eval()
         low, high = model.spec.bounds

@@ -139,6 +139,7 @@ def compress(model: Classifier, data: Dataset, *, settings: CompressSettings, rn
     """
     for split in (data.train, data.calibration):
         split.check(model.spec)
+    model.spec.require_plain("compression")
     work = _Work(model, data, settings, rng, progress)
     dictionary, axes, remark = None, None, ""
     if settings.method != "pruning":
@@ -149,7 +150,7 @@ def compress(model: Classifier, data: Dataset, *, settings: CompressSettings, rn
                 found, do = "another", "use -p method=pruning"
                 raise InputError("a network whose first layer is linear on the whole input", found=found, do=do)
         else:
-            x = model.spec.normalise(data.train.x).flatten(1).numpy()
+            x = model.spec.normalise(data.train.tensor).flatten(1).numpy()
             stream = rng.child("dictionary")
             dictionary = build_dictionary(x, error=settings.error, limit=settings.columns, rng=stream)
             axes = principal_axes(dictionary.basis, x)

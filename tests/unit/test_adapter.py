@@ -66,7 +66,7 @@ class TestSpec:
         with pytest.raises(InputError, match=message):
             InputSpec(shape=(4,), num_classes=2).check(x)
 
-    @pytest.mark.parametrize("wrong", [{"shape": ()}, {"bounds": (1, 0)}, {"num_classes": 0}, {"std": (0.0,)}])
+    @pytest.mark.parametrize("wrong", [{"shape": ()}, {"bounds": (1, 0)}, {"num_classes": -1}, {"std": (0.0,)}])
     def test_refuses_itself(self, wrong):
         with pytest.raises(InputError):
             InputSpec(**{"shape": (4,), "num_classes": 2, **wrong})
