@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -143,6 +144,30 @@ def execution_order(module: nn.Module, x: Batch) -> list[tuple[str, nn.Module, t
     with hooked(module, leaves), evaluating(module), torch.no_grad():
         call(module, x)
     return order
+
+
+def running_from(module: nn.Module, x: Batch, layers: Sequence[str]) -> list[str]:
+    """Qualified names of the modules with parameters of their own that run no earlier than the first of the layers.
+
+    Raises:
+        UnknownNameError: an unknown layer.
+    """
+    wanted = {id(find_layer(module, name)) for name in layers}
+    own = {name: layer for name, layer in module.named_modules() if list(layer.parameters(recurse=False))}
+    started: list[nn.Module] = []
+    handles = [
+        layer.register_forward_pre_hook(lambda layer, _inputs: started.append(layer))
+        for layer in {id(layer): layer for layer in (*own.values(), *map(partial(find_layer, module), layers))}.values()
+    ]
+    try:
+        with _eager(module), evaluating(module), torch.no_grad():
+            call(module, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    first = next((place for place, layer in enumerate(started) if id(layer) in wanted), len(started))
+    late, early = ({id(layer) for layer in part} for part in (started[first:], started[:first]))
+    return [name for name, layer in own.items() if id(layer) in late - early]
 
 
 @contextmanager

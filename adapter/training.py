@@ -213,13 +213,15 @@ class Training:
             return [p for p in self._module.parameters() if p.requires_grad]
         layers = dict(self._module.named_modules())
         self._module.eval()
-        for parameter_ in self._module.parameters():
-            parameter_.requires_grad_(False)
-        chosen: list[nn.Parameter] = []
+        chosen: dict[int, nn.Parameter] = {}
         for name in trained:
             layers[name].train()
-            chosen += [p.requires_grad_(True) for p in layers[name].parameters()]
-        return chosen
+            own = list(layers[name].parameters())
+            open_ = [p for p in own if p.requires_grad] or own  # what is frozen inside a layer that is not stays so
+            chosen.update((id(p), p) for p in open_)
+        for parameter_ in self._module.parameters():
+            parameter_.requires_grad_(id(parameter_) in chosen)
+        return list(chosen.values())
 
     def _batch_stream(self) -> Iterator[Tensor]:
         size = self._recipe.batch_size

@@ -27,6 +27,7 @@ from deepseal.rng import expand_normal
 from deepseal.watermark.key import Key
 
 _PROBES = 3
+_NARROW = 32  # features; a router or a gate is no place for bits
 _LARGEST = 16384  # values of a map that are projected one by one
 _CHANNELS_FIRST = (
     nn.Conv1d,
@@ -102,6 +103,34 @@ def hidden_layers(model: Classifier, pool: str = "auto") -> list[tuple[str, str,
     inside = [(name, layer) for name, layer, shape in found[:-1] if shape]
     readings = layer_readings(model, [name for name, _ in inside], pool)
     return [(name, type(layer).__name__, readings[name]) for name, layer in inside]
+
+
+def thin_layers(
+    hidden: Sequence[tuple[str, str, Reading]], bits: int, carriers: int, *, inner: bool = False
+) -> list[str]:
+    """The last two hidden layers, or as many more as the bits need to stay thinly spread; no narrow one.
+
+    Args:
+        hidden: all of them, in order.
+        bits: length of the message.
+        carriers: number of carriers.
+        inner: leave out the last, which is nearly the answer, and prefer the wider half of the later layers, where
+            bits find directions that the answer hardly depends on.
+    """
+    usable = [row for row in hidden if row[2].width >= _NARROW] or list(hidden)
+    if inner:
+        within = [row for row in usable if row is not hidden[-1]] or usable
+        later = within[len(within) // 2 :]
+        widest = sorted(later, key=lambda row: row[2].width)[-len(later) // 2 :]
+        usable = [row for row in within if row in widest]
+    chosen: list[str] = []
+    room = 0
+    for name, _, reading in reversed(usable):
+        chosen.insert(0, name)
+        room += reading.advised * carriers
+        if len(chosen) >= 2 and room >= bits:
+            break
+    return chosen
 
 
 def layer_readings(model: Classifier, layers: Sequence[str], pool: str = "auto") -> dict[str, Reading]:

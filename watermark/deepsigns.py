@@ -8,16 +8,17 @@ exact), a projection of its own for every cell (a layer and a carrier class), an
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split
-from deepseal.adapter.capture import layer_name
+from deepseal.adapter.capture import layer_name, running_from
 from deepseal.adapter.inputs import named, stored
 from deepseal.adapter.outputs import POOLS
-from deepseal.adapter.training import Imitation, Loss, Training
+from deepseal.adapter.training import Imitation, Training
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, fresh_secret
@@ -30,13 +31,14 @@ from deepseal.watermark.cells import (
     hidden_layers,
     layer_readings,
     projection_of,
+    thin_layers,
 )
 from deepseal.watermark.deepsigns_losses import PaperLoss, RobustLoss, centred_means
+from deepseal.watermark.deepsigns_recipes import RECIPES, Settings
 from deepseal.watermark.key import Key
 from deepseal.watermark.scheme import Access, Extraction, Observation
 
 _GROUPS = 16
-_NARROW = 32  # features; a router or a gate is no place for bits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,10 @@ class DeepSigns(Parameters):
     """DeepSigns white box (Rouhani et al., 2019).
 
     ``recipe="paper"`` minimises the paper's loss, CE + lambda1 L1 + lambda2 L2; ``recipe="robust"`` asks every bit for
-    a margin that is read through pruned and noisy weights, and spreads the bits thinly over classes and layers.
+    a margin that is read through pruned and noisy weights, and spreads the bits thinly over classes and layers;
+    ``recipe="gentle"``, for a pretrained network or one without classes, holds on to the network's own answers instead
+    of labels, in evaluation mode, and changes nothing before the first marked layer. Parameters that are none are the
+    recipe's.
     """
 
     name: ClassVar[str] = "deepsigns"
@@ -58,28 +63,27 @@ class DeepSigns(Parameters):
     )
     pool: str = parameter("auto", "how maps and sequences become vectors", choices=("auto", *POOLS))
     trigger_share: float = parameter(0.01, "share of the training samples kept as triggers", minimum=0.0, maximum=1.0)
-    recipe: str = parameter("robust", "how to embed", choices=("robust", "paper"))
-    keep: str = parameter(
-        "auto",
-        "what the marked model is held to; auto: labels, if there are any",
-        choices=("auto", "labels", "outputs"),
+    recipe: str = parameter(
+        "auto", "how to embed; auto: robust with carrier classes, gentle with groups", choices=("auto", *RECIPES)
     )
     lambda1: float = parameter(0.01, "weight of the centre loss L1 (paper)", minimum=0.0, maximum=1e6)
     lambda2: float = parameter(0.01, "weight of the binary cross-entropy L2 (paper)", minimum=0.0, maximum=1e6)
     epochs: int = parameter(1, "passes over the training data (paper)", minimum=1, maximum=10_000)
-    strength: float = parameter(1.0, "weight of the margin loss (robust)", minimum=0.0, maximum=1e6)
-    margin: float = parameter(
-        5.0, "projection of each bit, in standard deviations of the original's (robust)", minimum=0.0, maximum=1000.0
-    )
-    relative_margin: float = parameter(
-        2.5, "score of each bit, in standard deviations of chance (robust)", minimum=0.0, maximum=1000.0
-    )
-    prune: float = parameter(0.9, "highest pruning rate the mark is read through (robust)", minimum=0.0, maximum=0.99)
-    drift: float = parameter(0.5, "weight noise it is read through (robust)", minimum=0.0, maximum=10.0)
-    steps: int = parameter(320, "updates (robust)", minimum=1, maximum=1_000_000)
-    learning_rate: float = parameter(1e-3, "step size of Adam", minimum=1e-9, maximum=10.0)
+    strength: float = parameter(1.0, "weight of the margin loss", minimum=0.0, maximum=1e6)
     rounds: int = parameter(3, "most rounds of embedding, while a bit reads wrong", minimum=1, maximum=100)
-    batch: int = parameter(4, "inputs a carrier and update (robust)", minimum=1, maximum=1024)
+    margin: float | None = parameter(
+        None, "projection of each bit, in standard deviations of the original's", minimum=0.0, maximum=1000.0
+    )
+    relative_margin: float | None = parameter(
+        None, "score of each bit, in standard deviations of chance", minimum=0.0, maximum=1000.0
+    )
+    prune: float | None = parameter(None, "highest pruning rate it is read through", minimum=0.0, maximum=0.99)
+    drift: float | None = parameter(None, "weight noise it is read through", minimum=0.0, maximum=10.0)
+    hold: float | None = parameter(None, "weight of keeping the outputs (gentle)", minimum=0.0, maximum=1e6)
+    steps: int | None = parameter(None, "updates", minimum=1, maximum=1_000_000)
+    learning_rate: float | None = parameter(None, "step size of Adam", minimum=1e-9, maximum=10.0)
+    batch: int | None = parameter(None, "inputs a carrier and update", minimum=1, maximum=1024)
+    batch_size: int | None = parameter(None, "inputs of the task an update", minimum=2)
 
     def keygen(self, model: Classifier, data: Split, *, owner: str, rng: Rng | None = None) -> Key:
         """Draw a key: layers and carriers, and a secret that fixes mask, projections and triggers.
@@ -95,9 +99,11 @@ class DeepSigns(Parameters):
             InputError: too many bits for the layers, a carrier without samples, or data that do not fit the model.
         """
         data.check(model.spec)
+        if self._resolved(model.spec) != self:
+            return self._resolved(model.spec).keygen(model, data, owner=owner, rng=rng)
         secret = rng.child("secret").bytes(SECRET_BYTES) if rng else fresh_secret()
         carriers = self._carriers(model.spec)
-        layers = self.layers if self.layers is not None else self._choose_layers(model, len(carriers))
+        layers = self._layers(model, len(carriers))
         readings = layer_readings(model, layers, self.pool)
         layer_bits = deal(self.bits, {name: reading.advised for name, reading in readings.items()})
         for name, bits in layer_bits.items():
@@ -115,14 +121,14 @@ class DeepSigns(Parameters):
             "layer_bits": layer_bits,
             "features": {name: reading.width for name, reading in readings.items()},
             "carriers": list(carriers),
-            "centred": self.recipe == "robust" and len(carriers) > 1,
+            "centred": self.recipe != "paper" and len(carriers) > 1,
         }
         pools = {name: reading.pool for name, reading in readings.items() if reading.pool != "none"}
         if pools:
             public["pool"] = pools
         if self._grouped(model.spec):
             public["groups"] = len(carriers)
-            triggers = draw_groups(secret, data, len(carriers), self.trigger_share)
+            triggers = draw_groups(secret, data, len(carriers))
         else:
             triggers = draw_triggers(secret, data, carriers, self.trigger_share)
         return Key(
@@ -145,14 +151,28 @@ class DeepSigns(Parameters):
             InputError: a key made for another input, or data that do not fit the model.
         """
         _check_same_input(model, key)
+        settings = self.settings(model.spec)
         if self.recipe == "paper":
             paper = PaperLoss(start or model, data, key, self)
-            recipe = Recipe(epochs=self.epochs, learning_rate=self.learning_rate)
-            extra = [(paper.means, 10 * self.learning_rate)]
+            recipe = Recipe(epochs=self.epochs, learning_rate=settings.learning_rate)
+            extra = [(paper.means, 10 * settings.learning_rate)]
             return Training(start or model, data, recipe=recipe, rng=rng, loss=paper, extra=extra)
-        recipe = Recipe(steps=self.steps, learning_rate=self.learning_rate, schedule="cosine")
-        loss = RobustLoss(model, data, key, self, task=self._task(model))
-        return Training(start or model, data, recipe=recipe, rng=rng, loss=loss, evaluating=loss.task is not None)
+        task = None if settings.hold is None else Imitation(model, settings.hold)
+        recipe = Recipe(
+            steps=settings.steps,
+            learning_rate=settings.learning_rate,
+            schedule="cosine",
+            batch_size=settings.batch_size,
+        )
+        return Training(
+            start or model,
+            data,
+            recipe=recipe,
+            rng=rng,
+            loss=RobustLoss(model, data, key, self, task=task),
+            trained=running_from(model.module, model.probe(), key.public["layers"]) if task else None,
+            evaluating=task is not None,
+        )
 
     def observe(self, model: Classifier, key: Key) -> Observation:
         """Mean activation of each carrier's triggers in each layer: (carriers, features) a layer.
@@ -238,26 +258,27 @@ class DeepSigns(Parameters):
             raise InputError(known, found=str(outside), do="name classes of this model, or give -p groups=16")
         return carriers
 
-    def _task(self, model: Classifier) -> Loss | None:
-        """What holds the marked model to its own answers; None where labels do."""
-        if self.keep == "outputs" or (self.keep == "auto" and model.spec.num_classes == 0):
-            return Imitation(model)
-        return None
-
-    def _choose_layers(self, model: Classifier, carriers: int) -> tuple[str, ...]:
-        """The last two hidden layers, or as many more as the message needs to stay thin; no narrow one."""
+    def _layers(self, model: Classifier, carriers: int) -> Sequence[str]:
+        if self.layers is not None:
+            return self.layers
         hidden = hidden_layers(model, self.pool)
         if self.recipe == "paper":
-            return (activation_after(model, hidden[-1][0]),)
-        wide = [row for row in hidden if row[2].width >= _NARROW] or hidden
-        chosen: list[str] = []
-        room = 0
-        for name, _, reading in reversed(wide):
-            chosen.insert(0, name)
-            room += reading.advised * carriers
-            if len(chosen) >= 2 and room >= self.bits:
-                break
-        return tuple(chosen)
+            return [activation_after(model, hidden[-1][0])]
+        return thin_layers(hidden, self.bits, carriers, inner=self.recipe == "gentle")
+
+    def settings(self, spec: InputSpec) -> Settings:
+        """The numbers of the recipe, with the parameters that replace them."""
+        recipe = self._recipe(spec)
+        stated = {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
+        return dataclasses.replace(RECIPES[recipe], **{k: v for k, v in stated.items() if v is not None})
+
+    def _recipe(self, spec: InputSpec) -> str:
+        return self.recipe if self.recipe != "auto" else "gentle" if self._grouped(spec) else "robust"
+
+    def _resolved(self, spec: InputSpec) -> DeepSigns:
+        """With every number stated, as it goes into the key."""
+        recipe = self._recipe(spec)
+        return dataclasses.replace(self, recipe=recipe, **dataclasses.asdict(self.settings(spec)))
 
 
 def _check_complete(key: Key) -> None:

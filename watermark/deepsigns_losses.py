@@ -36,7 +36,8 @@ class RobustLoss:
     def __init__(
         self, model: Classifier, data: Split, key: Key, scheme: DeepSigns, *, task: Loss | None = None
     ) -> None:
-        self._scheme, self._centred = scheme, bool(key.public["centred"])
+        self._settings, self._strength = scheme.settings(model.spec), scheme.strength
+        self._centred = bool(key.public["centred"])
         self._layers, self._pool = list(key.public["layers"]), key.public.get("pool", {})
         self._targets = _targets(key, model)
         self._model, self._data = model, data.x
@@ -45,7 +46,7 @@ class RobustLoss:
         if triggers is None:
             raise InputError("a key with its triggers", found="none", do="use an intact copy of it")
         self._own = [torch.nonzero(labels == carrier).reshape(-1) for carrier in key.public["carriers"]]
-        self._triggers, self.task = triggers, task
+        self._triggers, self._task = triggers, task
         observed = scheme.observe(model, key).values
         self._norms = {
             name: max(1e-12, float(centred_means(means, self._centred).norm(dim=1).mean()))
@@ -56,16 +57,16 @@ class RobustLoss:
         """Inputs of every carrier in turn: half of them triggers, half any training samples of the class, if known."""
         drawn: list[Batch] = []
         for own, members in zip(self._own, self._members, strict=True):
-            triggers = self._scheme.batch // 2 if len(members) else self._scheme.batch
+            triggers = self._settings.batch // 2 if len(members) else self._settings.batch
             drawn.append(self._triggers[own[torch.randint(len(own), (triggers,), generator=generator)]])
             if len(members):
-                rest = torch.randint(len(members), (self._scheme.batch - triggers,), generator=generator)
+                rest = torch.randint(len(members), (self._settings.batch - triggers,), generator=generator)
                 drawn.append(self._data[members[rest]])
         return concatenated(drawn)
 
     def __call__(self, step: Step) -> Tensor:
-        scheme, generator, carriers = self._scheme, step.generator, len(self._own)
-        rate = scheme.prune * float(torch.rand((), generator=generator))
+        settings, generator, carriers = self._settings, step.generator, len(self._own)
+        rate = settings.prune * float(torch.rand((), generator=generator))
         x = self._model.prepare(self._draw(generator))
         mask = self._model.spec.mask_of(x)
         features = weathered_features(
@@ -73,7 +74,7 @@ class RobustLoss:
             x,
             self._layers,
             prune=rate,
-            drift=scheme.drift,
+            drift=settings.drift,
             generator=generator,
         )
         shortfall = []
@@ -82,8 +83,8 @@ class RobustLoss:
             means = centred_means(_means(pooled, carriers), self._centred)
             absolute = target.scores(means / self._norms[target.layer])
             relative = target.scores(nn.functional.normalize(means, dim=1))
-            shortfall.append(torch.relu(scheme.margin - absolute) + torch.relu(scheme.relative_margin - relative))
-        return (self.task or cross_entropy)(step) + scheme.strength * torch.cat(shortfall).mean()
+            shortfall.append(torch.relu(settings.margin - absolute) + torch.relu(settings.relative_margin - relative))
+        return (self._task or cross_entropy)(step) + self._strength * torch.cat(shortfall).mean()
 
 
 class PaperLoss:
