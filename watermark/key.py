@@ -55,13 +55,22 @@ class Key:
         """Length of the message."""
         return int(self.public["bits"])
 
+    @property
+    def zero_bit(self) -> bool:
+        """Whether the key holds no message, only triggers whose answers should all agree with it."""
+        return self.public.get("zero_bit") is True
+
     def message(self) -> NDArray[np.uint8]:
         """The bits to embed: the text's bits XOR a mask that is uniform given everything but the secret.
 
         An unmarked model does not depend on the mask, so each of its bits is an independent fair coin and the
         binomial p-value is exact, whatever the projections and triggers. The mask depends on everything in the key, so
         that a forger cannot read a model first and then choose a text, layers or triggers that fit.
+
+        All ones for a zero-bit key: its bits say whether the suspect agrees, and its secret chooses the answers.
         """
+        if self.zero_bit:
+            return np.ones(self.bits, dtype=np.uint8)
         return text_bits(self.owner, self.bits) ^ self._mask()
 
     @functools.cached_property
@@ -71,7 +80,7 @@ class Key:
 
     def read_text(self, bits: NDArray[np.uint8]) -> str | None:
         """The text that extracted bits spell, or None when it does not fit the message or is not text."""
-        if len(self.owner.encode()) * 8 > self.bits:
+        if self.zero_bit or len(self.owner.encode()) * 8 > self.bits:
             return None
         plain = np.packbits(bits ^ self._mask()).tobytes().rstrip(b"\0")
         text = plain.decode(errors="replace")

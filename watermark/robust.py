@@ -46,7 +46,7 @@ def weathered_features(
     targets = {name: layer for name, layer in module.named_modules() if isinstance(layer, PARAMETRIC)}
     targets = {name: layer for name, layer in targets.items() if "weight" in layer._parameters}
     weights = {f"{name}.weight": layer.weight for name, layer in targets.items()}
-    threshold = _magnitude_quantile(list(weights.values()), prune, generator) if prune > 0 else 0.0
+    threshold = magnitude_quantile(list(weights.values()), prune, generator) if prune > 0 else 0.0
     replaced: dict[str, Tensor] = {}
     hooks: list[tuple[str, Hook]] = []
     for name, layer in targets.items():
@@ -65,6 +65,25 @@ def weathered_features(
 
     with evaluating(module), _batch_statistics(module), hooked(module, hooks):
         return forward_to(module, x, layers, through=through)
+
+
+def noisy_logits(module: nn.Module, x: Tensor, drift: float, generator: torch.Generator) -> Tensor:
+    """(N, classes) logits in evaluation mode, graph attached, through weights with Gaussian noise.
+
+    Args:
+        module: the network; its parameters are not changed.
+        x: normalised inputs.
+        drift: standard deviation of the noise, in standard deviations of each layer's weights.
+        generator: source of the noise.
+    """
+    replaced: dict[str, Tensor] = {}
+    for name, layer in module.named_modules():
+        if drift > 0 and isinstance(layer, PARAMETRIC) and "weight" in layer._parameters:
+            noise = torch.randn(layer.weight.shape, generator=generator).to(layer.weight)
+            replaced[f"{name}.weight"] = layer.weight + drift * layer.weight.detach().std() * noise
+    with evaluating(module):
+        logits: Tensor = functional_call(module, replaced, (x,), tie_weights=False)
+    return logits
 
 
 @contextmanager
@@ -89,7 +108,7 @@ def _linear_noise(spread: float, generator: torch.Generator) -> Hook:
     return add
 
 
-def _magnitude_quantile(weights: Sequence[Tensor], share: float, generator: torch.Generator) -> float:
+def magnitude_quantile(weights: Sequence[Tensor], share: float, generator: torch.Generator) -> float:
     """Magnitude below which ``share`` of all weights lie, from a sample of them."""
     total = sum(weight.numel() for weight in weights)
     drawn = []

@@ -50,6 +50,23 @@ class Extraction:
     margin: NDArray[np.float64]
 
 
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What the paper's own rule says of the same reading, beside ours and never instead of it.
+
+    Attributes:
+        rule: the rule in words, with the paper's threshold.
+        accepts: whether it would accept the claim.
+        matches: triggers or bits that agree, out of ``total``; ``needed`` is how many the rule asks for.
+    """
+
+    rule: str
+    accepts: bool
+    matches: int
+    total: int
+    needed: int
+
+
 class Scheme(Protocol):
     """One paper's watermark. Instances are frozen parameters; all state is in keys and models."""
 
@@ -95,9 +112,17 @@ SCHEMES: Registry[Scheme] = Registry(
     "deepseal.schemes",
     {
         "deepsigns": "deepseal.watermark.deepsigns:DeepSigns",
+        "hash-bound": "deepseal.watermark.hash_bound:HashBound",
+        "uchida": "deepseal.watermark.uchida:Uchida",
         "plain": "deepseal.watermark.plain:Plain",
     },
 )
+
+
+def published_rule(scheme: Scheme, extraction: Extraction, key: Key) -> Published | None:
+    """The verdict of the scheme's paper, where the scheme knows it (its method ``published``)."""
+    rule = getattr(scheme, "published", None)
+    return None if rule is None else cast("Published", rule(extraction, key))
 
 
 def scheme_of(key: Key) -> Scheme:

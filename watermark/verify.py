@@ -13,7 +13,7 @@ from deepseal.adapter import BlackBox
 from deepseal.errors import InputError
 from deepseal.statistics import allowed_errors, p_value
 from deepseal.watermark.key import Key
-from deepseal.watermark.scheme import Extraction, Observation, Scheme, observed, scheme_of
+from deepseal.watermark.scheme import Extraction, Observation, Published, Scheme, observed, published_rule, scheme_of
 
 Verdict = Literal["owned", "not-owned", "inconclusive"]
 
@@ -44,6 +44,7 @@ class Verification:
         message: text that the bits spell, if they spell one.
         null_keys, null_models: the empirical nulls, if asked for.
         warnings: what a reader must know.
+        published: what the paper's own rule says of the same reading, where the scheme knows it.
     """
 
     verdict: Verdict
@@ -61,6 +62,7 @@ class Verification:
     null_keys: Null | None
     null_models: Null | None
     warnings: tuple[str, ...]
+    published: Published | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a record; ``null`` is the null from random keys (sample size, mean and lowest rate)."""
@@ -127,6 +129,7 @@ def verify(
         null_keys=strangers,
         null_models=others,
         warnings=warnings,
+        published=published_rule(scheme, extraction, key),
     )
 
 

@@ -48,6 +48,13 @@ def expand_choice(secret: bytes, label: str, population: int, count: int) -> NDA
     return np.argsort(words, kind="stable")[:count].astype(np.int64)
 
 
+def expand_integers(secret: bytes, label: str, count: int, below: int) -> NDArray[np.int64]:
+    """``count`` independent numbers 0 … ``below`` - 1, uniform up to ``below`` / 2^64 (64-bit words, reduced)."""
+    words = np.frombuffer(expand(secret, label, 8 * count), dtype="<u8")
+    numbers: NDArray[np.int64] = (words % np.uint64(below)).astype(np.int64)
+    return numbers
+
+
 def fresh_secret() -> bytes:
     """32 bytes from the operating system."""
     return secrets.token_bytes(SECRET_BYTES)
