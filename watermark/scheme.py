@@ -114,6 +114,9 @@ SCHEMES: Registry[Scheme] = Registry(
         "deepsigns": "deepseal.watermark.deepsigns:DeepSigns",
         "hash-bound": "deepseal.watermark.hash_bound:HashBound",
         "uchida": "deepseal.watermark.uchida:Uchida",
+        "adi": "deepseal.watermark.adi:Adi",
+        "zhang": "deepseal.watermark.zhang:Zhang",
+        "le-merrer": "deepseal.watermark.le_merrer:LeMerrer",
         "plain": "deepseal.watermark.plain:Plain",
     },
 )
