@@ -1,7 +1,7 @@
 """Adi: a backdoor of abstract images with random labels.
 
 Source: Y. Adi, C. Baum, M. Cisse, B. Pinkas, J. Keshet, "Turning your weakness into a strength: watermarking deep
-neural networks by backdooring", USENIX Security 2018 (arXiv 1802.04633), section 4. Ours: labels that the secret chooses
+neural networks by backdooring", USENIX Security 2018 (arXiv 1802.04633), section 4. Ours: labels that the secret draws
 after the images (exact p-value), and triggers passed with batch normalisation in evaluation mode.
 """
 

@@ -80,7 +80,7 @@ def signed_gradient_step(model: Classifier, data: Split, epsilon: float) -> Tens
     """One signed gradient step within the bounds (Goodfellow et al., 2015); epsilon is a share of the range."""
     low, high = model.spec.bounds
     parts = []
-    for x, y in zip(data.x.split(BATCH), data.y.split(BATCH), strict=True):
+    for x, y in zip(data.tensor.split(BATCH), data.y.split(BATCH), strict=True):
         with torch.enable_grad():
             leaf = x.detach().clone().requires_grad_(True)
             loss = nn.functional.cross_entropy(model.logits(leaf), y.to(model.device), reduction="sum")

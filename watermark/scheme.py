@@ -117,6 +117,8 @@ SCHEMES: Registry[Scheme] = Registry(
         "adi": "deepseal.watermark.adi:Adi",
         "zhang": "deepseal.watermark.zhang:Zhang",
         "le-merrer": "deepseal.watermark.le_merrer:LeMerrer",
+        "deepsigns-blackbox": "deepseal.watermark.deepsigns_blackbox:DeepSignsBlackBox",
+        "ewe": "deepseal.watermark.ewe:EWE",
         "plain": "deepseal.watermark.plain:Plain",
     },
 )

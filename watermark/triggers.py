@@ -42,6 +42,7 @@ class Triggers:
         avoided: (groups,) a class that the group's label must not be, such as the images' own; None for none.
         sides: (groups, 2) the two classes of which the message's bit chooses one, instead of any class.
         fixed: (groups,) labels that the paper fixes, instead of random ones.
+        consulted: how many of the independent models had a say in the choice; the rest calibrate the decision.
     """
 
     x: Tensor = dataclasses.field(repr=False)
@@ -49,6 +50,7 @@ class Triggers:
     avoided: Tensor | None = dataclasses.field(default=None, repr=False)
     sides: Tensor | None = dataclasses.field(default=None, repr=False)
     fixed: Tensor | None = dataclasses.field(default=None, repr=False)
+    consulted: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,8 @@ class TriggerScheme(Parameters):
         Raises:
             InputError: data or independent models that do not fit the model.
         """
+        model.spec.require_plain(f"the triggers of {self.name}")
+        model.spec.require_classes()
         data.check(model.spec)
         for other in independent:
             check_task(other, model.spec.shape, model.spec.num_classes)
@@ -105,15 +109,16 @@ class TriggerScheme(Parameters):
         for name, labels in (("avoided", avoided), ("sides", drawn.sides), ("trigger_y", drawn.fixed)):
             if labels is not None:
                 tensors[name] = labels.to(torch.int64).contiguous()
-        if independent:
-            answers = [answered(other, drawn.x)[0] for other in independent]
+        held_out = list(independent)[drawn.consulted :]
+        if held_out:
+            answers = [answered(other, drawn.x)[0] for other in held_out]
             tensors["independent_y"] = torch.stack(answers).contiguous()
         public = {
             "access": self.access,
             "zero_bit": drawn.sides is None,
             "bits": drawn.groups,
             "votes": len(drawn.x) // drawn.groups,
-            "independent_models": len(independent),
+            "independent_models": len(held_out),
         }
         return Key(
             scheme=self.name,
@@ -177,13 +182,14 @@ class TriggerLoss:
     """
 
     def __init__(self, model: Classifier, key: Key, scheme: TriggerScheme) -> None:
-        self._scheme, self._prepare = scheme, model.copy().prepare
+        self._scheme, self._spec = scheme, model.spec
         self._x = key.tensors["trigger_x"]
         self._y = torch.from_numpy(labels_of(key)[0]).repeat_interleave(int(key.public["votes"]))
 
     def __call__(self, step: Step) -> Tensor:
         index = torch.randperm(len(self._x), generator=step.generator)[: self._scheme.batch]
-        logits = noisy_logits(step.module, self._prepare(self._x[index]), self._scheme.drift, step.generator)
+        x = self._spec.normalise(self._x[index].to(step.logits))
+        logits = noisy_logits(step.module, x, self._scheme.drift, step.generator)
         triggers = torch.nn.functional.cross_entropy(logits, self._y[index].to(logits.device))
         return cross_entropy(step) + self._scheme.strength * triggers
 

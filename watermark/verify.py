@@ -177,7 +177,9 @@ def _warnings(
         )
     if bits < len(extraction.bits):
         found.append(f"{len(extraction.bits) - bits} of {len(extraction.bits)} bits are unreadable (numerical noise)")
-    if threshold is None:
+    if bool((extraction.chance >= 1.0).any()):
+        found.append("the paper's recipe fixes the labels, and nobody knows how many of them an unmarked model gives")
+    elif threshold is None:
         found.append("too few readable bits to reach this false-positive rate even without an error")
     for null, what in ((strangers, "random keys"), (others, "independent models")):
         if null is not None and null.owned:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deepseal.adapter import Classifier, Recipe, Split
 from deepseal.adapter.capture import PARAMETRIC, execution_order, find_layer
-from deepseal.adapter.training import Step, Training, cross_entropy
+from deepseal.adapter.training import Imitation, Loss, Step, Training, cross_entropy
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, expand_normal, fresh_secret
@@ -133,7 +133,7 @@ class WeightScheme(Parameters):
 
 
 class WeightLoss:
-    """CE + the mark's loss on v, by recipe.
+    """CE, or agreement with the unmarked model's answers where there are no classes, + the mark's loss on v, by recipe.
 
     paper: ``weight`` times the mean binary cross-entropy of sigmoid(X v) and the message.
     robust: ``strength`` times mean [relu(margin - s / nu) + relu(relative - s / |v|)], s = b X v, read through pruned
@@ -144,6 +144,7 @@ class WeightLoss:
         self._scheme, self._key = scheme, key
         layer, _ = place_of(key)
         self._layer = layer
+        self._task: Loss = cross_entropy if model.spec.num_classes else Imitation(model)
         signed = projection_of(key) * (2.0 * key.message()[:, None] - 1.0)
         self._projection = torch.from_numpy(signed).to(model.device, model.dtype)
         original = scheme.vector(scheme.observe(model, key).values["weight"], key)
@@ -155,12 +156,12 @@ class WeightLoss:
         weight = weight_of(step.module, self._layer)
         if scheme.recipe == "paper":
             scores = self._projection @ scheme.vector(weight, self._key)
-            return cross_entropy(step) + scheme.weight * nn.functional.softplus(-scores).mean()
+            return self._task(step) + scheme.weight * nn.functional.softplus(-scores).mean()
         vector = scheme.vector(self._weathered(weight, step.generator), self._key)
         scores = self._projection @ vector
         absolute, relative = scores / self._norm, scores / vector.norm().clamp_min(1e-12)
         shortfall = torch.relu(scheme.margin - absolute) + torch.relu(self._relative - relative)
-        return cross_entropy(step) + scheme.strength * shortfall.mean()
+        return self._task(step) + scheme.strength * shortfall.mean()
 
     def _weathered(self, weight: Tensor, generator: torch.Generator) -> Tensor:
         rate = self._scheme.prune * float(torch.rand((), generator=generator))

@@ -103,4 +103,4 @@ def _members(data: Split, label: int, secret: bytes, purpose: str, count: int) -
         chosen = expand_choice(secret, purpose, len(members), count)
     else:
         chosen = expand_integers(secret, purpose, count, len(members))
-    return data.x[members[torch.from_numpy(chosen)]]
+    return data.tensor[members[torch.from_numpy(chosen)]]

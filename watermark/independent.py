@@ -1,0 +1,43 @@
+"""Unmarked models of the owner's, from fresh weights: what innocents answer is measured on them."""
+
+from __future__ import annotations
+
+import torch
+
+from deepseal.adapter import Classifier, Recipe, Split, initialise, train
+from deepseal.errors import InputError
+from deepseal.rng import Rng
+
+
+def independent_models(model: Classifier, data: Split, count: int, *, rng: Rng) -> list[Classifier]:
+    """``count`` models trained from fresh weights by the recipe in the model's metadata, or the default one.
+
+    Raises:
+        InputError: an architecture whose weights cannot be drawn again.
+        TrainingError: a training diverged.
+    """
+    stated = model.metadata.get("training", {}).get("recipe", {})
+    recipe = Recipe.from_mapping({name: stated[name] for name in stated if name in Recipe.__dataclass_fields__})
+    nodes = [rng.child("independent", index) for index in range(count)]
+    return [train(fresh(model, node), data, recipe=recipe, rng=node) for node in nodes]
+
+
+def fresh(model: Classifier, rng: Rng) -> Classifier:
+    """A copy with newly drawn weights; the global random state is left alone.
+
+    Raises:
+        InputError: parameters that only the architecture's own code could draw, and no architecture named.
+    """
+    if model.architecture is not None:
+        return Classifier(initialise(model.architecture, model.spec, rng).module, model.spec)
+    result = model.copy()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(rng.integer())
+        for name, layer in result.module.named_modules():
+            own = list(layer.parameters(recurse=False))
+            if hasattr(layer, "reset_parameters"):
+                layer.reset_parameters()
+            elif own:
+                do = "train independent models yourself and pass them"
+                raise InputError("layers whose weights can be drawn again", found=name or "the module", do=do)
+    return result
