@@ -42,6 +42,17 @@ def noise(secret: bytes, purpose: str, count: int, spec: InputSpec, std: float) 
     return torch.from_numpy(expand_normal(secret, f"{purpose}/noise", (count, *spec.shape))) * std * (high - low)
 
 
+def noisy(secret: bytes, purpose: str, count: int, spec: InputSpec) -> Tensor:
+    """(count, …) inputs that are nothing but Gaussian noise."""
+    return gaussian(torch.from_numpy(expand_normal(secret, f"{purpose}/noise", (count, *spec.shape))), spec)
+
+
+def gaussian(normal: Tensor, spec: InputSpec) -> Tensor:
+    """Standard normal numbers as inputs: around the middle of the bounds, a quarter of the range wide."""
+    low, high = spec.bounds
+    return (0.5 * (low + high) + 0.25 * (high - low) * normal).clamp(low, high)
+
+
 def stamps(secret: bytes, purpose: str, count: int, spec: InputSpec, share: float) -> tuple[Tensor, Tensor]:
     """Patterns of the lowest and highest value, each at its own random place, and where they are.
 

@@ -8,8 +8,8 @@ noise of variance s^2 * sum(x^2) (local reparametrisation; Kingma, Salimans, Wel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,10 +30,12 @@ def weathered_features(
     prune: float,
     drift: float,
     generator: torch.Generator,
+    running_statistics: bool = False,
 ) -> dict[str, Tensor]:
     """Outputs of the named layers, graph attached, read through pruned and noisy weights.
 
-    Batch normalisation uses the statistics of ``x`` as these weights give them, and leaves the running ones alone.
+    Batch normalisation uses the statistics of ``x`` as these weights give them, and leaves the running ones alone;
+    with ``running_statistics`` it uses those, for inputs that are unlike the data.
 
     Args:
         module: the network; its parameters are not changed.
@@ -42,7 +44,32 @@ def weathered_features(
         prune: share of the smallest weights, over all linear and convolutional layers, that read as 0.
         drift: standard deviation of Gaussian weight noise, in standard deviations of each layer's weights.
         generator: source of the noise.
+        running_statistics: what batch normalisation uses.
     """
+    statistics = nullcontext() if running_statistics else _batch_statistics(module)
+    with weathered(module, prune=prune, drift=drift, generator=generator) as through, statistics:
+        return forward_to(module, x, layers, through=through)
+
+
+def noisy_logits(module: nn.Module, x: Tensor, drift: float, generator: torch.Generator) -> Tensor:
+    """(N, classes) logits in evaluation mode, graph attached, through weights with Gaussian noise.
+
+    Args:
+        module: the network; its parameters are not changed.
+        x: normalised inputs.
+        drift: standard deviation of the noise, in standard deviations of each layer's weights.
+        generator: source of the noise.
+    """
+    with weathered(module, prune=0.0, drift=drift, generator=generator) as through:
+        logits: Tensor = through(x)
+    return logits
+
+
+@contextmanager
+def weathered(
+    module: nn.Module, *, prune: float, drift: float, generator: torch.Generator
+) -> Iterator[Callable[..., Any]]:
+    """Inside, the yielded function runs the module in evaluation mode through pruned and noisy weights."""
     targets = {name: layer for name, layer in module.named_modules() if isinstance(layer, PARAMETRIC)}
     targets = {name: layer for name, layer in targets.items() if "weight" in layer._parameters}
     weights = {f"{name}.weight": layer.weight for name, layer in targets.items()}
@@ -63,27 +90,8 @@ def weathered_features(
     def through(*args: Tensor, **named: Tensor) -> Any:
         return functional_call(module, replaced, args, named, tie_weights=False)
 
-    with evaluating(module), _batch_statistics(module), hooked(module, hooks):
-        return forward_to(module, x, layers, through=through)
-
-
-def noisy_logits(module: nn.Module, x: Tensor, drift: float, generator: torch.Generator) -> Tensor:
-    """(N, classes) logits in evaluation mode, graph attached, through weights with Gaussian noise.
-
-    Args:
-        module: the network; its parameters are not changed.
-        x: normalised inputs.
-        drift: standard deviation of the noise, in standard deviations of each layer's weights.
-        generator: source of the noise.
-    """
-    replaced: dict[str, Tensor] = {}
-    for name, layer in module.named_modules():
-        if drift > 0 and isinstance(layer, PARAMETRIC) and "weight" in layer._parameters:
-            noise = torch.randn(layer.weight.shape, generator=generator).to(layer.weight)
-            replaced[f"{name}.weight"] = layer.weight + drift * layer.weight.detach().std() * noise
-    with evaluating(module):
-        logits: Tensor = functional_call(module, replaced, (x,), tie_weights=False)
-    return logits
+    with evaluating(module), hooked(module, hooks):
+        yield through
 
 
 @contextmanager
