@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -89,18 +90,26 @@ def make_key(
     out: Path,
     passphrase: str | None,
     force: bool,
+    independent: Sequence[BlackBox] = (),
 ) -> Key:
-    """Draw a key and write its file."""
+    """Draw a key and write its file.
+
+    Raises:
+        InputError: independent models for a scheme that asks none.
+    """
     check_writable(out, force=force)
     built = SCHEMES.build(scheme, params)
     rng = None if seed is None else Rng(seed).child("keygen")
-    key = built.keygen(model, dataset.train, owner=owner, rng=rng)
+    if independent and "independent" not in inspect.signature(built.keygen).parameters:
+        raise InputError("a scheme that asks independent models", found=scheme, do="leave out --independent")
+    given: dict[str, Any] = {"independent": independent} if independent else {}
+    key = built.keygen(model, dataset.train, owner=owner, rng=rng, **given)
     save_key(key, out, passphrase=passphrase, force=force)
     run.params.update(scheme=scheme, owner=owner, data=dataset.name, scheme_params=dict(key.params))
     run.fingerprints.update(key=key.fingerprint(), model=model.fingerprint(), **dataset.fingerprints())
     run.results.update(
         dict(key.public),
-        triggers=len(key.tensors.get("trigger_y", ())),
+        triggers=key.triggers,
         encrypted=passphrase is not None,
         reproducible=key.reproducible,
         file=str(out),

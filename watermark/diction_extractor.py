@@ -61,7 +61,7 @@ class Extractor(nn.Module):
 def train_extractor(activations: Tensor, scheme: Diction, secret: bytes) -> Extractor:
     """Train it to read a random word from the activations as they are, and every message from those with its code.
 
-    The code of a message m (signs) is m D, D a secret (bits, features) matrix; its size varies from 0.2 to 1 activations.
+    The code of a message m (signs) is m D, D a secret (bits, features) matrix, at 0.2 to 1 times the activation's size.
     """
     features, bits = activations.shape[1], scheme.bits
     drawn = {

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepseal.adapter import InputSpec
+from deepseal.adapter.inputs import stored
 from deepseal.errors import InputError
 from deepseal.rng import SECRET_BYTES, XOF, expand, expand_bits
 
@@ -54,6 +55,12 @@ class Key:
     def bits(self) -> int:
         """Length of the message."""
         return int(self.public["bits"])
+
+    @property
+    def triggers(self) -> int:
+        """Number of trigger inputs in the key."""
+        x = stored(self.tensors, "trigger_x")
+        return 0 if x is None else len(x)
 
     @property
     def zero_bit(self) -> bool:

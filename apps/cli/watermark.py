@@ -48,6 +48,10 @@ def keygen(
     owner: Annotated[str, typer.Option("--owner", help="Text of the message, such as the owner's name.")],
     scheme: Annotated[str, typer.Option("--scheme", help="Watermarking scheme.")] = "deepsigns",
     param: Params = None,
+    independent: Annotated[
+        list[Path] | None,
+        typer.Option("--independent", help="Unmarked model of the same task and architecture; may be given again."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help="Only for experiments: a seeded key can be guessed.", min=0)
     ] = None,
@@ -74,9 +78,14 @@ def keygen(
             remark(f"the key file is not encrypted; use --encrypt, --passphrase-file or {PASSPHRASE} to protect it")
         dataset = load_data(data)
         loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+        others = [
+            load_model(path, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+            for path in independent or ()
+        ]
         make_key(
             run,
             model=loaded,
+            independent=others,
             dataset=dataset,
             scheme=scheme,
             params=parameters(param),
@@ -223,7 +232,7 @@ def inspect(
                 dict(opened.public),
                 scheme=opened.scheme,
                 owner=opened.owner,
-                triggers=len(opened.tensors.get("trigger_y", ())),
+                triggers=opened.triggers,
                 reproducible=opened.reproducible,
                 scheme_params=dict(opened.params),
                 spec=opened.spec.as_dict(),

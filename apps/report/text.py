@@ -87,10 +87,11 @@ def _details(record: Record) -> list[tuple[str, str]]:
             "false-positive rate",
             f"{words.probability(words.rate(record))}, for {words.count(results.get('tried'))} tried",
         ),
-        ("margin", f"{margins}, in standard deviations of chance"),
+        ("margin", f"{margins} (1 is a standard deviation of chance, or all votes)"),
         ("message", words.clean(results.get("message"))),
         ("random keys", words.null(results.get("null"))),
         ("independent models", words.null(results.get("null_models"))),
+        ("the paper's own rule", words.published(results.get("published"))),
     ]
 
 

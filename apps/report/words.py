@@ -133,6 +133,16 @@ def null(values: object) -> str:
     return f"{count(at(values, 'n'))}: {mean} of the bits wrong on average, {lowest} at least; {owned}"
 
 
+def published(values: object) -> str:
+    """What the paper's own rule says."""
+    if not values:
+        return "none that the scheme knows of"
+    matches = f"{count(at(values, 'matches'))} of {count(at(values, 'total'))} agree"
+    accepts = at(values, "accepts")
+    verdict = "accepts" if accepts is True else "rejects" if accepts is False else MISSING
+    return f"{verdict}: {matches}, {count(at(values, 'needed'))} needed ({text(at(values, 'rule'))})"
+
+
 def moment(value: object) -> str:
     """A date and time, without the T."""
     try:

@@ -112,11 +112,12 @@ class TestEveryOne:
             {"votes": "x"},
             {"votes": 3},
             {"bits": 7},
-            {"zero_bit": 1},
+            {"zero_bit": "flipped"},
         ],
     )
     def test_a_damaged_key_is_one_clear_error(self, name, marks, change):
         key, marked = marks[name]
+        change = {"zero_bit": not key.zero_bit} if "zero_bit" in change else change
         damaged = Key.from_bytes(dataclasses.replace(key, public={**key.public, **change}).to_bytes())
         with pytest.raises(InputError, match="intact copy"):
             verify(marked, damaged)

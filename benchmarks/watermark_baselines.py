@@ -1,0 +1,224 @@
+"""All schemes on one small network: fidelity, what survives, whether the stated rate holds. One record a cell.
+
+    python benchmarks/watermark_baselines.py [--schemes adi,ewe] [--seeds 0,1,2] [--only marks,integrity] [--summary]
+
+`marks`: the mark itself, then pruned, fine-tuned, overwritten by the same scheme, and extracted (a fresh network
+trained on the marked one's labels). `integrity`: strangers' keys, 1,500 on each of 20 trigger sets (one set for marks
+in weights, 30,000 keys), and models that know nothing of the key. A cell whose record exists, made with the same
+parameters and code, is skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from scipy import stats  # noqa: E402
+
+from deepseal.adapter import Classifier, Recipe, Split, initialise, load_data, train  # noqa: E402
+from deepseal.attacks import REMOVAL  # noqa: E402
+from deepseal.errors import InputError  # noqa: E402
+from deepseal.record import Record, Run, read_record  # noqa: E402
+from deepseal.rng import Rng  # noqa: E402
+from deepseal.statistics import allowed_errors, rate  # noqa: E402
+from deepseal.watermark import SCHEMES, Key, embedding_rounds, extract, verify  # noqa: E402
+from deepseal.watermark.verify import strangers  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+RECORDS = HERE / "watermark-baselines"
+RATE = 1e-6
+ARCH, DATA = "deepseal.adapter.zoo:mlp", "digits"
+OWNER = Recipe(epochs=15, batch_size=64)
+NAMES = ("deepsigns", "hash-bound", "uchida", "diction", "adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe")
+ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pruned by 80 %": ("prune", {"sparsity": 0.8}),
+    "fine-tuned, 20 epochs": ("fine-tune", {"epochs": 20}),
+}
+SETS, KEYS, MODELS = 20, 1500, 20
+
+
+def trained(data: Any, rng: Rng, labels: torch.Tensor | None = None) -> Classifier:
+    """The owner's network from fresh weights, on its own labels or on somebody's answers."""
+    split = data.train if labels is None else Split(data.train.x, labels)
+    model = train(initialise(ARCH, data.spec, rng.child("weights")), split, recipe=OWNER, rng=rng.child("train"))
+    updates = OWNER.total_steps(len(data.train))
+    return model.copy(metadata={"training": {"recipe": OWNER.as_dict(), "updates": updates, "data": DATA}})
+
+
+def marks_cell(run: Run, name: str, data: Any, base: Classifier, rng: Rng) -> None:
+    """Embed, and read the mark after each attack."""
+    key = SCHEMES.build(name, {}).keygen(base, data.train, owner="Example Ltd", rng=rng.child("key"))
+    began = time.process_time()
+    rounds = list(embedding_rounds(base, data.train, key, rng=rng.child("embed")))
+    marked = rounds[-1]
+    run.results.update(rounds=len(rounds), embedding_cpu_seconds=time.process_time() - began)
+    run.results["models"] = {"unmarked": read(base, key, data), "marked": read(marked, key, data)}
+    for title, (attack, params) in ATTACKS.items():
+        removed = REMOVAL.build(attack, params).remove(marked, data.train, rng=rng.child("attack", title))
+        run.results["models"][title] = read(removed.model, key, data)
+    thief = SCHEMES.build(name, {}).keygen(marked, data.train, owner="thief", rng=rng.child("thief", "key"))
+    *_, overwritten = embedding_rounds(marked, data.train, thief, rng=rng.child("thief"))
+    run.results["models"]["overwritten"] = read(overwritten, key, data) | {"thief": verify(overwritten, thief).verdict}
+    student = trained(data, rng.child("student"), marked.predict(data.train.x))
+    run.results["models"]["extracted by labels"] = read(student, key, data)
+
+
+def read(model: Classifier, key: Key, data: Any) -> dict[str, Any]:
+    """What the key reads, and how good the model is."""
+    result = verify(model, key, max_false_positive=RATE)
+    return {
+        "verdict": result.verdict,
+        "bits": result.bits,
+        "bit_errors": result.bit_errors,
+        "threshold": result.threshold,
+        "p_value": result.p_value,
+        "published_accepts": None if result.published is None else result.published.accepts,
+        "accuracy": model.accuracy(data.test).as_dict(),
+    }
+
+
+def integrity_cell(run: Run, name: str, data: Any, base: Classifier, rng: Rng) -> None:
+    """Rejections of strangers' keys at stated levels, and innocent models."""
+    others = [trained(data, rng.child("independent", index)) for index in range(MODELS)]
+    given = {"independent": others[:4]} if name == "deepsigns-blackbox" else {}
+    innocents = others[4:] if given else others
+    sets = SETS if SCHEMES.get(name).access == "black-box" else 1
+    values, levels = [], {1e-2: 0.0, 1e-3: 0.0, RATE: 0.0}
+    owned: list[str] = []
+    for index in range(sets):
+        scheme = SCHEMES.build(name, {})
+        key = scheme.keygen(base, data.train, owner="Example Ltd", rng=rng.child("set", index), **given)
+        suspect = innocents[index % len(innocents)]
+        count = SETS * KEYS // sets
+        wrong, bits = strangers(suspect, key, count).T
+        # Calibration raises the chance of each key by itself; what it starts from is what must be exact.
+        chance = 0.1 if given else float(extract(suspect, key).chance[0])
+        values.append(stats.binom.cdf(wrong, bits, 1.0 - chance))
+        for level in levels:
+            most = [allowed_errors(np.full(n, chance), level) for n in np.unique(bits)]
+            shares = [
+                0.0 if m is None else float(stats.binom.cdf(m, n, 1.0 - chance))
+                for m, n in zip(most, np.unique(bits), strict=True)
+            ]
+            counts = [int((bits == n).sum()) for n in np.unique(bits)]
+            levels[level] += float(np.dot(shares, counts)) / (SETS * KEYS)
+        owned += [
+            verify(model, key, max_false_positive=RATE).verdict for model in (innocents if index == 0 else [suspect])
+        ]
+    flat = np.concatenate(values)
+    run.results.update(
+        keys=len(flat),
+        trigger_sets=sets,
+        lowest_p_value=float(flat.min()),
+        models=rate(sum(verdict == "owned" for verdict in owned), len(owned)).as_dict(),
+        rejected={
+            f"{level:g}": {
+                "count": int((flat <= level).sum()),
+                "attained_level": attained,
+                "interval_99": [float(end) for end in stats.binom.interval(0.99, len(flat), attained)],
+            }
+            for level, attained in levels.items()
+        },
+    )
+
+
+CELLS = {"marks": marks_cell, "integrity": integrity_cell}
+
+
+def code() -> str:
+    """SHA-256 over our sources that decide a figure."""
+    digest = hashlib.sha256()
+    for folder in ("adapter", "watermark", "attacks"):
+        for path in sorted((HERE.parent / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def is_done(path: Path, params: dict[str, Any]) -> bool:
+    """Whether the cell's record is there, ok, and made with these parameters."""
+    try:
+        record = read_record(path)
+    except InputError:
+        return False
+    return record.status == "ok" and record.params == params
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schemes", default=",".join(NAMES))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--only", default="marks,integrity")
+    parser.add_argument("--summary", action="store_true", help="only rewrite the summary from the records")
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    data = load_data(DATA)
+    for cell in options.only.split(",") if not options.summary else ():
+        for seed in map(int, options.seeds.split(",") if cell == "marks" else "0"):
+            base = trained(data, Rng(seed).child("baselines", "base"))
+            for name in options.schemes.split(","):
+                scheme = SCHEMES.build(name, {}).as_dict()
+                params = {"cell": cell, "scheme": name, "scheme_params": scheme, "arch": ARCH, "data": DATA}
+                params |= {"owner": OWNER.as_dict(), "max_false_positive": RATE, "code": code()}
+                path = RECORDS / f"{name}-{cell}-seed{seed}.json"
+                if is_done(path, params):
+                    continue
+                run = Run("benchmark.watermark-baselines", seed=seed, params=params)
+                CELLS[cell](run, name, data, base, Rng(seed).child("baselines", cell, name))
+                run.record().write(path, force=True)
+                print(path.stem, flush=True)
+    (RECORDS / "README.md").write_text(summary([read_record(path) for path in sorted(RECORDS.glob("*.json"))]))
+
+
+def summary(records: list[Record]) -> str:
+    """Markdown: wrong bits of every seed after every attack, and the rejections."""
+    own = [record for record in records if record.params["cell"] == "marks"]
+    titles = ["unmarked", "marked", *ATTACKS, "overwritten", "extracted by labels"]
+    lines = ["# All schemes on the digits", ""]
+    lines += [f"Made by `python benchmarks/watermark_baselines.py` from these records: 8x8 digits, MLP, rate {RATE:g}."]
+    lines += ["A cell lists every seed: wrong of readable bits, **bold** where `owned`.", ""]
+    lines += ["| scheme | " + " | ".join(titles) + " | accuracy, points | CPU s |", "|---" * (len(titles) + 3) + "|"]
+    for name in NAMES:
+        mine = sorted((r for r in own if r.params["scheme"] == name), key=lambda r: r.seed or 0)
+        if not mine:
+            continue
+        row = ["; ".join(_shown(record.results["models"][title]) for record in mine) for title in titles]
+        change = [
+            100 * (m["marked"]["accuracy"]["value"] - m["unmarked"]["accuracy"]["value"])
+            for m in (record.results["models"] for record in mine)
+        ]
+        seconds = np.mean([record.results["embedding_cpu_seconds"] for record in mine])
+        lines.append(
+            f"| {name} | " + " | ".join(row) + f" | {'; '.join(f'{c:+.1f}' for c in change)} | {seconds:.0f} |"
+        )
+    lines += ["", "Strangers' keys on unmarked models, and models that know nothing of the key", ""]
+    lines += [
+        "| scheme | keys (trigger sets) | at 1e-2 (99 % interval) | at 1e-3 | at 1e-6 | innocent models owned |",
+        "|---" * 6 + "|",
+    ]
+    for record in (r for r in records if r.params["cell"] == "integrity"):
+        found = record.results
+        parts = [
+            f"{r['count']} ({r['interval_99'][0]:.0f} to {r['interval_99'][1]:.0f})" for r in found["rejected"].values()
+        ]
+        models = f"{found['models']['count']} of {found['models']['n']}"
+        keys = f"{found['keys']:,} ({found['trigger_sets']})"
+        lines.append(f"| {record.params['scheme']} | {keys} | {' | '.join(parts)} | {models} |")
+    return "\n".join([*lines, ""])
+
+
+def _shown(reading: dict[str, Any]) -> str:
+    text = f"{reading['bit_errors']}/{reading['bits']}"
+    return f"**{text}**" if reading["verdict"] == "owned" else text
+
+
+if __name__ == "__main__":
+    main()
