@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from deepseal.watermark.diction import Diction
 
 
+_LOGIT = 2.0  # of a bit whose message is added at full size, before training
+
+
 class Extractor(nn.Module):
     """Activations (N, features) to the logits of the message's bits (N, bits): P = W2 relu(W1 a / scale).
 
@@ -62,20 +65,14 @@ def train_extractor(activations: Tensor, scheme: Diction, secret: bytes) -> Extr
     """Train it to read a random word from the activations as they are, and every message from those with its code.
 
     The code of a message m (signs) is m D, D a secret (bits, features) matrix, at 0.2 to 1 times the activation's size.
+    Training starts from the matched filter D a, as relu(D a) - relu(-D a).
     """
     features, bits = activations.shape[1], scheme.bits
-    drawn = {
-        name: torch.from_numpy(expand_normal(secret, f"extractor/{name}", shape)) / math.sqrt(shape[1])
-        for name, shape in {
-            "inner": (scheme.width, features),
-            "outer": (bits, scheme.width),
-            "code": (bits, features),
-        }.items()
-    }
+    code = torch.from_numpy(expand_normal(secret, "extractor/code", (bits, features))) / math.sqrt(bits)
     scale = activations.norm(dim=1).mean().clamp_min(1e-12).reshape(1)
     word = 2.0 * torch.from_numpy(expand_bits(secret, "extractor/word", bits)).float() - 1.0
-    start = Extractor(math.sqrt(features) * drawn["inner"], drawn["outer"], scale)
-    code = drawn["code"] * math.sqrt(features / bits)
+    gain, unit = _LOGIT * bits / math.sqrt(features), torch.eye(bits)
+    start = Extractor(gain * torch.cat([code, -code]), torch.cat([unit, -unit], dim=1), scale)
 
     def loss(step: Step) -> Tensor:
         messages = torch.randint(0, 2, (len(step.y), bits), generator=step.generator) * 2.0 - 1.0

@@ -19,7 +19,7 @@ def abstract(secret: bytes, purpose: str, count: int, spec: InputSpec) -> Tensor
     Inputs that are no images (fewer than two dimensions) become uniform noise.
     """
     if not _is_image(spec):
-        return uniform(secret, purpose, count, spec)
+        return uniform(secret, f"{purpose}/abstract", count, spec)
     height, width = spec.shape[-2:]
     channels = math.prod(spec.shape[:-2])
     field = torch.zeros(count, channels, height, width)

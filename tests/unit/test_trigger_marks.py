@@ -323,9 +323,11 @@ class TestDeepSignsBlackBox:
         assert any("fixes the labels" in warning for warning in result.warnings)
 
     def test_refuses_where_nothing_is_rare(self, base, digits):
+        """Data that fill their bounds evenly leave no rare place for noise, and few for the rest."""
+        even = Split(images.uniform(SECRET, "data", 5000, digits.spec), torch.arange(5000) % 10)
         with pytest.raises(InputError, match="rare places"):
             DeepSignsBlackBox(rarity=0.0, overdraw=2).keygen(
-                base, digits.train, owner="me", independent=[constant(0, digits.spec)]
+                base, even, owner="me", independent=[constant(0, digits.spec)]
             )
 
 
@@ -404,3 +406,4 @@ def test_images_fit_any_input(shape):
     sizes = places.flatten(1).sum(dim=1)
     assert (sizes == sizes[0]).all()
     assert 0 < sizes[0] < values[0].numel()
+    assert not torch.equal(images.abstract(SECRET, "a", 6, spec), images.uniform(SECRET, "a", 6, spec))
