@@ -18,6 +18,7 @@ from deepseal.adapter.parametrised import refresh
 from deepseal.adapter.spec import InputSpec
 from deepseal.adapter.statefiles import ENTRY, Checkpoint, read
 from deepseal.adapter.targets import call_target, split_target
+from deepseal.adapter.widths import widen
 from deepseal.errors import InputError, UnknownNameError, understood
 from deepseal.files import write_atomically
 
@@ -86,6 +87,7 @@ def load(
     architecture: str | None = None,
     spec: InputSpec | None = None,
     insecure_allow_pickle: bool = False,
+    widths: bool = False,
 ) -> Classifier:
     """The classifier of a weights file (see ``statefiles.read`` for the kinds, and ``names.fitted`` for what fits).
 
@@ -97,6 +99,8 @@ def load(
         architecture: overrides the metadata's.
         spec: input spec, for files without one.
         insecure_allow_pickle: also read pickles and TorchScript, which can run any code.
+        widths: layers get the numbers of inputs and outputs that the file has, whatever the architecture says; files
+            of models whose neurons were added or cut away ask for that themselves (``resized`` in the metadata).
 
     Raises:
         InputError: the file cannot be used.
@@ -104,10 +108,12 @@ def load(
     """
     what, do = f"a weights file that can be used at {path}", "check the file, --arch and --data"
     with understood(what, do):
-        return _load(Path(path), architecture, spec, insecure_allow_pickle)
+        return _load(Path(path), architecture, spec, insecure_allow_pickle, widths)
 
 
-def _load(path: Path, architecture: str | None, spec: InputSpec | None, insecure_allow_pickle: bool) -> Classifier:
+def _load(
+    path: Path, architecture: str | None, spec: InputSpec | None, insecure_allow_pickle: bool, widths: bool
+) -> Classifier:
     checkpoint = read(path, insecure_allow_pickle=insecure_allow_pickle)
     metadata = checkpoint.metadata
     stated = metadata.get("architecture")
@@ -134,13 +140,24 @@ def _load(path: Path, architecture: str | None, spec: InputSpec | None, insecure
         path=str(path),
         architecture=chosen,
     )
+    resized = widths or kept.get("resized") is True
+
+    def build() -> nn.Module:
+        built = build_module(chosen, final_spec)
+        if resized:
+            widen(built, checkpoint.tensors)
+        return built
+
     if architecture is None:
         with torch.device("meta"):  # a file that names a huge network is refused before memory is spent on it
-            fit(build_module(chosen, final_spec))
-    module = build_module(chosen, final_spec)
+            fit(build())
+    module = build()
     _fill(module, fit(module))
     refresh(module.eval())
-    return Classifier(module, final_spec, architecture=chosen, metadata=kept)
+    model = Classifier(module, final_spec, architecture=chosen, metadata=kept)
+    if resized:
+        model.logits(final_spec.probe(1))  # fails where widths do not fit together
+    return model
 
 
 def _spec(path: Path, metadata: Mapping[str, Any], spec: InputSpec | None) -> InputSpec:

@@ -1,0 +1,312 @@
+"""Which neurons of a network hang together: who makes them, who reads them, and how they may be scaled.
+
+A network computes the same when the neurons of a hidden layer change places, together with the weights that make them
+and the weights that read them. The neurons of layers that are added (a residual stream) change places together. Where
+only ReLU-like functions lie between, they may also be scaled, and where only odd ones do, change their signs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+
+from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, evaluating, require_layers
+from deepseal.adapter.classifier import Classifier
+from deepseal.adapter.inputs import single
+from deepseal.adapter.wiring_laws import Law, both, is_addition, is_flattening, law_of, shape_of
+from deepseal.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """A layer that takes a group's neurons; each neuron is ``block`` consecutive inputs of it (after a flattening)."""
+
+    layer: str
+    block: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Neurons (or channels) that can only change places together.
+
+    Attributes:
+        width: number of neurons.
+        makers: linear and convolutional layers that make them, in the order of the forward pass.
+        norms: batch normalisations that they pass through.
+        readers: linear and convolutional layers that take them.
+        fixed: why they cannot change places; None when they can.
+    """
+
+    width: int
+    makers: tuple[str, ...]
+    norms: tuple[str, ...]
+    readers: tuple[Reader, ...]
+    fixed: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A stretch of a group between layers with weights (batch normalisation too), where one factor a neuron applies."""
+
+    group: int
+    law: Law
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a layer's output lies: its segment, and the consecutive outputs that are one neuron."""
+
+    segment: int
+    block: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Wiring:
+    """The neurons of a network.
+
+    Attributes:
+        groups: in the order of the forward pass.
+        segments: stretches of the groups.
+        inputs: segment and block that each linear or convolutional layer and batch normalisation reads.
+        outputs: segment and block of the output of each layer that runs once.
+        others: layers with weights that are not understood, and why.
+    """
+
+    groups: tuple[Group, ...]
+    segments: tuple[Segment, ...]
+    inputs: Mapping[str, Place]
+    outputs: Mapping[str, Place]
+    others: Mapping[str, str]
+
+    def free(self) -> list[int]:
+        """Positions of the groups whose neurons can change places.
+
+        Raises:
+            InputError: there are none.
+        """
+        found = [index for index, group in enumerate(self.groups) if group.fixed is None and group.width > 1]
+        if not found:
+            reasons = "; ".join(sorted({group.fixed for group in self.groups if group.fixed})) or "no hidden layer"
+            do = "use a network of linear, convolutional and batch normalisation layers"
+            raise InputError("hidden neurons that can be moved", found=reasons[:300], do=do)
+        return found
+
+    def fixed(self) -> dict[str, str]:
+        """Hidden layers whose neurons cannot be moved, and why (the classes do not count)."""
+        made = {
+            layer: group.fixed
+            for group in self.groups
+            for layer in group.makers
+            if group.fixed is not None and group.fixed != _CLASSES
+        }
+        return {**self.others, **made}
+
+
+_CLASSES = "the order of the classes"
+_INPUT = "the order of the inputs"
+
+
+def wiring_of(model: Classifier) -> Wiring:
+    """The wiring of a model, from its traced forward pass.
+
+    An operation that is not understood fixes the neurons that it reads: they are said to be unmovable, with the reason.
+
+    Raises:
+        InputError: a forward pass that cannot be traced.
+    """
+    require_layers(model.module)
+    probe = single(model.probe())
+    with evaluating(model.module), torch.no_grad():
+        model.module(probe)  # what fails here is the model's own error
+        try:
+            graph = fx.Tracer().trace(model.module)
+            ShapeProp(fx.GraphModule(model.module, graph)).propagate(probe)
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"[:200]
+            do = "use a module without data-dependent control flow"
+            raise InputError("a network whose forward pass can be traced", found=found, do=do) from error
+    return _Walk(model.module, graph).wiring()
+
+
+class _Walk:
+    """One pass over the traced operations; segments are joined by addition, and grouped by batch normalisation."""
+
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        self._layers = dict(module.named_modules())
+        self._laws: list[Law] = []
+        self._sizes: list[int] = []
+        self._same: list[int] = []  # union-find over segments: one stretch
+        self._together: list[int] = []  # union-find over segments: one group
+        self._reasons: dict[int, str] = {}
+        self._flows: dict[fx.Node, Place] = {}
+        self._inputs: dict[str, Place] = {}
+        self._outputs: dict[str, Place] = {}
+        self._order: list[str] = []
+        self._others: dict[str, str] = {}
+        calls = [node.target for node in graph.nodes if node.op == "call_module"]
+        self._repeated = {str(name) for name in calls if calls.count(name) > 1} | self._tied()
+        for node in graph.nodes:
+            self._visit(node)
+
+    def _tied(self) -> set[str]:
+        """Layers that share a parameter with another one."""
+        owners: dict[int, set[str]] = {}
+        for name, layer in self._layers.items():
+            for parameter in layer.parameters(recurse=False):
+                owners.setdefault(id(parameter), set()).add(name)
+        return {name for names in owners.values() if len(names) > 1 for name in names}
+
+    def _visit(self, node: fx.Node) -> None:
+        shape = shape_of(node)
+        read = [argument for argument in node.all_input_nodes if argument in self._flows]
+        if node.op == "placeholder":
+            if shape is not None and len(shape) > 1:
+                self._flows[node] = self._new(shape[1], _INPUT)
+            return
+        if node.op == "output":
+            for argument in read:
+                self._fix(self._flows[argument], _CLASSES)
+            return
+        if shape is None or not read:
+            if shape is not None and node.op != "get_attr":
+                self._unknown(node, read, shape)
+            return
+        layer = self._layers.get(str(node.target)) if node.op == "call_module" else None
+        name = str(node.target) if layer is not None else None
+        flow = self._flows[read[0]]
+        if name in self._repeated and layer is not None and list(layer.parameters()):
+            self._unknown(node, read, shape, f"{name} runs twice or shares weights")
+        elif name is not None and isinstance(layer, PARAMETRIC):
+            self._weights(node, name, layer, read[0], shape)
+        elif name is not None and isinstance(layer, NORMALISATION):
+            self._normalisation(node, name, layer, flow)
+        elif len(read) == 2 and is_addition(node):
+            self._addition(node, read)
+        elif len(read) == 1 and (law := law_of(node, layer)) is not None:
+            self._constrain(flow, law)
+            self._flows[node] = flow
+        elif len(read) == 1 and is_flattening(node, layer):
+            before = shape_of(read[0]) or ()
+            self._flows[node] = Place(flow.segment, flow.block * int(torch.Size(before[2:]).numel()))
+        else:
+            self._unknown(node, read, shape)
+        if name is not None and name not in self._repeated and node in self._flows:
+            self._outputs[name] = self._flows[node]
+
+    def _weights(self, node: fx.Node, name: str, layer: nn.Module, source: fx.Node, shape: tuple[int, ...]) -> None:
+        before = shape_of(source) or ()
+        dense = isinstance(layer, nn.Linear)
+        if "weight" not in layer._parameters:
+            self._unknown(node, [source], shape, f"the weight of {name} is computed from other tensors")
+        elif (dense and len(before) != 2) or getattr(layer, "groups", 1) != 1:
+            self._unknown(node, [source], shape, f"{name} mixes its inputs in another way")
+        else:
+            self._inputs[name] = self._flows[source]
+            self._order.append(name)
+            self._flows[node] = self._new(shape[1])
+
+    def _normalisation(self, node: fx.Node, name: str, layer: nn.Module, flow: Place) -> None:
+        result = self._new(self._sizes[flow.segment])
+        self._join(self._together, flow.segment, result.segment)
+        if getattr(layer, "running_mean", None) is None or layer._parameters.get("weight") is None:
+            self._constrain(flow, "none")
+            self._constrain(result, "none")
+        if flow.block != 1:
+            self._fix(flow, f"{name} follows a flattening")
+        self._inputs[name] = flow
+        self._order.append(name)
+        self._flows[node] = result
+
+    def _addition(self, node: fx.Node, read: list[fx.Node]) -> None:
+        one, other = (self._flows[argument] for argument in read)
+        if shape_of(read[0]) != shape_of(read[1]) or one.block != other.block:
+            self._unknown(node, read, shape_of(node) or ())
+            return
+        law = both(self._laws[self._root(one)], self._laws[self._root(other)])
+        self._join(self._same, one.segment, other.segment)
+        self._join(self._together, one.segment, other.segment)
+        self._laws[self._root(one)] = law
+        self._flows[node] = one
+
+    def _unknown(
+        self, node: fx.Node, read: Iterable[fx.Node], shape: tuple[int, ...], reason: str | None = None
+    ) -> None:
+        layer = self._layers.get(str(node.target)) if node.op == "call_module" else None
+        what = type(layer).__name__ if layer is not None else getattr(node.target, "__name__", str(node.target))
+        reason = reason or f"{what} is not understood"
+        if layer is not None and list(layer.parameters()):
+            self._others[str(node.target)] = reason
+        for argument in read:
+            self._fix(self._flows[argument], reason)
+        if len(shape) > 1:
+            self._flows[node] = self._new(shape[1], reason)
+
+    def _new(self, size: int, reason: str | None = None) -> Place:
+        index = len(self._laws)
+        self._laws.append("any")
+        self._sizes.append(size)
+        self._same.append(index)
+        self._together.append(index)
+        if reason is not None:
+            self._reasons[index] = reason
+        return Place(index, 1)
+
+    def _fix(self, flow: Place, reason: str) -> None:
+        self._reasons.setdefault(flow.segment, reason)
+
+    def _constrain(self, flow: Place, law: Law) -> None:
+        root = self._root(flow)
+        self._laws[root] = both(self._laws[root], law)
+
+    def _root(self, flow: Place) -> int:
+        return _find(self._same, flow.segment)
+
+    @staticmethod
+    def _join(parents: list[int], one: int, other: int) -> None:
+        low, high = sorted((_find(parents, one), _find(parents, other)))
+        parents[high] = low
+
+    def wiring(self) -> Wiring:
+        """What was found, with groups and segments numbered in the order in which they first appear."""
+        stretches = {root: index for index, root in enumerate(sorted({_find(self._same, s) for s in self._range()}))}
+        groups = {root: index for index, root in enumerate(sorted({_find(self._together, s) for s in self._range()}))}
+
+        def place(flow: Place) -> Place:
+            return Place(stretches[self._root(flow)], flow.block)
+
+        inputs = {name: place(flow) for name, flow in self._inputs.items()}
+        outputs = {name: place(flow) for name, flow in self._outputs.items()}
+        group_of = {stretches[_find(self._same, s)]: groups[_find(self._together, s)] for s in self._range()}
+        reasons = {
+            groups[_find(self._together, s)]: reason for s, reason in sorted(self._reasons.items(), reverse=True)
+        }
+        segments = tuple(
+            Segment(group_of[index], "none" if group_of[index] in reasons else self._laws[root])
+            for root, index in stretches.items()
+        )
+        weighted = [name for name in self._order if isinstance(self._layers[name], PARAMETRIC)]
+        normed = [name for name in self._order if isinstance(self._layers[name], NORMALISATION)]
+        found = [
+            Group(
+                width=self._sizes[root],
+                makers=tuple(n for n in weighted if group_of[outputs[n].segment] == index),
+                norms=tuple(n for n in normed if group_of[outputs[n].segment] == index),
+                readers=tuple(Reader(n, inputs[n].block) for n in weighted if group_of[inputs[n].segment] == index),
+                fixed=reasons.get(index),
+            )
+            for root, index in groups.items()
+        ]
+        return Wiring(tuple(found), segments, inputs, outputs, self._others)
+
+    def _range(self) -> range:
+        return range(len(self._laws))
+
+
+def _find(parents: list[int], index: int) -> int:
+    while parents[index] != index:
+        index = parents[index]
+    return index
