@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from deepseal.adapter import Classifier, Split
+from torch import Tensor
+
+from deepseal.adapter import BlackBox, Classifier, Recipe, Split
 from deepseal.adapter.training import Progress
 from deepseal.registry import Registry
 from deepseal.rng import Rng
@@ -51,14 +53,60 @@ REMOVAL: Registry[Removal] = Registry(
         "fine-tune": "deepseal.attacks.removal.fine_tune:FineTune",
         "prune": "deepseal.attacks.removal.prune:Prune",
         "overwrite": "deepseal.attacks.removal.overwrite:Overwrite",
+        "quantise": "deepseal.attacks.removal.quantise:Quantise",
+        "other-task": "deepseal.attacks.removal.other_task:OtherTask",
+        "distil": "deepseal.attacks.removal.distil:Distil",
+        "permute": "deepseal.attacks.removal.permute:Permute",
+        "rescale": "deepseal.attacks.removal.rescale:Rescale",
+        "dummy": "deepseal.attacks.removal.dummy:Dummy",
     },
 )
 
 
+class Query(Protocol):
+    """Stands between a stolen model and whoever asks it. Instances are frozen parameters."""
+
+    name: ClassVar[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The parameters as plain values."""
+        ...
+
+    def wrap(self, model: BlackBox, *, rng: Rng) -> BlackBox:
+        """A black box that answers in the model's place; its ``evidence`` says what it did to the questions."""
+        ...
+
+
+QUERY: Registry[Query] = Registry(
+    "query attack", "deepseal.query", {"query-noise": "deepseal.attacks.query.noise:QueryNoise"}
+)
+
+
 def weight_change(before: Classifier, after: Classifier) -> float:
-    """Norm of the change of all floating-point parameters, relative to the norm before."""
+    """Norm of the change of all floating-point parameters, relative to the norm before.
+
+    Where a parameter grew or shrank, what was added or cut away counts as a change from or to 0.
+    """
     change = total = 0.0
     for old, new in zip(before.module.parameters(), after.module.parameters(), strict=True):
-        change += float((new.detach().double() - old.detach().double()).pow(2).sum())
-        total += float(old.detach().double().pow(2).sum())
+        first, second = old.detach().double().cpu(), new.detach().double().cpu()
+        if first.shape != second.shape:
+            size = [max(sizes) for sizes in zip(first.shape, second.shape, strict=True)]
+            first, second = _padded(first, size), _padded(second, size)
+        change += float((second - first).pow(2).sum())
+        total += float(first.pow(2).sum())
     return float((change / total) ** 0.5) if total else 0.0
+
+
+def _padded(values: Tensor, size: list[int]) -> Tensor:
+    padded = values.new_zeros(size)
+    padded[tuple(slice(0, length) for length in values.shape)] = values
+    return padded
+
+
+def owner_recipe(model: Classifier, *, epochs: int, **stated: Any) -> Recipe:
+    """The owner's recipe from the model's metadata, or the defaults, for so many epochs at a constant step size."""
+    known = {field.name for field in dataclasses.fields(Recipe)}
+    owner = model.metadata.get("training", {}).get("recipe") or {}
+    base = {name: value for name, value in owner.items() if name in known}
+    return Recipe.from_mapping({**base, **stated, "epochs": epochs, "steps": None, "schedule": "constant"})

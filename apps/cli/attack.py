@@ -29,11 +29,12 @@ app = typer.Typer(help="Attack a model as a thief would.", no_args_is_help=True)
 def list_(json: Json = False) -> None:
     """The attacks there are."""
     with running("attack.list", json=json, record=None) as (run, _):
-        from deepseal.attacks import REMOVAL
+        from deepseal.attacks import QUERY, REMOVAL
 
         run.results["attacks"] = [
-            {"name": name, "family": "removal", "what": (REMOVAL.get(name).__doc__ or "").partition("\n")[0]}
-            for name in REMOVAL.names()
+            {"name": name, "family": family, "what": (registry.get(name).__doc__ or "").partition("\n")[0]}
+            for family, registry in (("removal", REMOVAL), ("query", QUERY))
+            for name in registry.names()
         ]
 
 
@@ -44,9 +45,9 @@ def show(name: Annotated[str, typer.Argument(help="Name of the attack.")], json:
         import inspect
         from typing import Any, cast
 
-        from deepseal.attacks import REMOVAL
+        from deepseal.attacks import QUERY, REMOVAL
 
-        attack = cast("Any", REMOVAL.get(name))
+        attack = cast("Any", QUERY.get(name) if name in QUERY.names() else REMOVAL.get(name))
         run.results.update(
             name=name, what=inspect.getdoc(attack), parameters=attack.table(), source=inspect.getmodule(attack).__doc__
         )
@@ -66,7 +67,7 @@ def run_(
     record: RecordFile = None,
     insecure_allow_pickle: Pickle = False,
 ) -> None:
-    """Run an attack on a copy of a model with the data set's training split. It never sees the owner's key."""
+    """Run a removal attack on a copy of a model with the data set's training split. It never sees the owner's key."""
     with running("attack.run", json=json, record=record, force=force, seed=seed, out=out, inputs=(model,)) as (run, _):
         from deepseal.adapter import load_data
         from deepseal.apps.workflow import load_model, run_attack

@@ -8,11 +8,11 @@ section 4.4: fine-tune the last layer (FTLL) or all layers (FTAL), or re-train e
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from deepseal.adapter import Classifier, Recipe, Split
 from deepseal.adapter.training import Progress, output_layer, reinitialise, train
-from deepseal.attacks.base import Removed, weight_change
+from deepseal.attacks.base import Removed, owner_recipe, weight_change
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import Rng
 
@@ -50,10 +50,7 @@ class FineTune(Parameters):
 
     def _recipe(self, model: Classifier) -> tuple[Recipe, str]:
         owner = model.metadata.get("training", {}).get("recipe")
-        known = {field.name for field in dataclasses.fields(Recipe)}
-        base: dict[str, Any] = {k: v for k, v in (owner or {}).items() if k in known}
         stated = {"optimizer": self.optimizer, "learning_rate": self.learning_rate, "batch_size": self.batch_size}
         given = {name: value for name, value in stated.items() if value is not None}
-        schedule = {"epochs": self.epochs, "steps": None, "schedule": "constant"}
-        recipe = Recipe.from_mapping({**base, **given, **schedule})
+        recipe = owner_recipe(model, epochs=self.epochs, **given)
         return recipe, "the owner's, from the metadata" if owner else "defaults, since the metadata has none"

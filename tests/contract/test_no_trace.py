@@ -27,6 +27,8 @@ QUICK = {
     "le-merrer": {"steps": 2, "rounds": 1, "triggers": 8},
     "fine-tune": {"epochs": 1},
     "overwrite": {"options": ["steps=2;bits=40"]},
+    "distil": {"epochs": 1},
+    "other-task": {"epochs": 1, "epochs_back": 1},
 }
 
 
@@ -114,11 +116,11 @@ def test_schemes_that_fail(name, awkward, some, no_trace):
             call()
 
 
-@pytest.mark.parametrize("name", [n for n in REMOVAL.names() if n not in ("none", "prune")])
+@pytest.mark.parametrize("name", [n for n in REMOVAL.names() if n not in ("none", "prune", "quantise")])
 def test_attacks_that_fail(name, awkward, some, no_trace):
     awkward.module.fail.calls_left = 0
     with no_trace(awkward), pytest.raises(RuntimeError, match="fails here"):
-        REMOVAL.build(name, QUICK[name]).remove(awkward, some, rng=Rng(0))
+        REMOVAL.build(name, QUICK.get(name, {})).remove(awkward, some, rng=Rng(0))
 
 
 def test_adapter_calls(awkward, some, no_trace):
