@@ -19,7 +19,7 @@ SECONDS ?= 60
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= 2
 
-.PHONY: help env demo test lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-compress benchmark-engine benchmark-private benchmark-watermark clean
+.PHONY: help env demo test lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-compress benchmark-engine benchmark-private benchmark-watermark benchmark-watermark-align clean
 
 # Sets $$cmake, and says what is wrong where there is none.
 define find-cmake
@@ -115,6 +115,9 @@ benchmark-compress: $(STAMP) ## Fold and accuracy of networks made smaller; abou
 
 benchmark-watermark: $(STAMP) ## Reproduce the DeepSigns table
 	@"$(BIN)/python" benchmarks/watermark_deepsigns.py $(ARGS)
+
+benchmark-watermark-align: $(STAMP) ## Alignment of suspects whose neurons were moved, and of innocent models; hours
+	@"$(BIN)/python" benchmarks/watermark_align.py $(ARGS)
 
 clean: ## Remove builds and caches (keeps the environment and your results)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis htmlcov

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import functools
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 from deepseal import adapter
 from deepseal.adapter import BlackBox, Classifier, Dataset, Recipe, checkpoint
+from deepseal.adapter.names import MismatchError
 from deepseal.adapter.oracle import accuracy
 from deepseal.adapter.training import Progress
 from deepseal.attacks import REMOVAL
@@ -22,7 +24,7 @@ from deepseal.files import check_writable, pending
 from deepseal.record import Run
 from deepseal.rng import Rng
 from deepseal.statistics import Rate
-from deepseal.watermark import SCHEMES, Key, embedding_rounds, save_key, verify
+from deepseal.watermark import SCHEMES, Key, embedding_rounds, save_key, verify, verify_aligned
 from deepseal.watermark.cost import embedding_cost
 
 Reporter = Callable[[str], AbstractContextManager[Progress | None]]
@@ -173,9 +175,28 @@ def embed_mark(
     return marked
 
 
-def verify_mark(run: Run, *, model: BlackBox, key: Key, max_false_positive: float, null_keys: int, tried: int) -> str:
-    """The verdict; the record holds what it rests on."""
-    result = verify(model, key, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried)
+def verify_mark(
+    run: Run,
+    *,
+    model: BlackBox,
+    key: Key,
+    max_false_positive: float,
+    null_keys: int,
+    tried: int,
+    original: Classifier | None = None,
+) -> str:
+    """The verdict, on a suspect aligned to ``original`` if there is one; the record holds what it rests on."""
+    if original is None:
+        result = verify(model, key, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried)
+    elif isinstance(model, Classifier):
+        both = verify_aligned(
+            model, key, original, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried
+        )
+        result = both.verification
+        run.fingerprints.update(original=original.fingerprint())
+        run.results.update(alignment=both.alignment)
+    else:
+        raise InputError("weights to align", found="a model that only answers", do="leave out --align")
     run.params.update(max_false_positive=max_false_positive, null_keys=null_keys, tried=tried, scheme=key.scheme)
     run.fingerprints.update(key=key.fingerprint())
     if isinstance(model, Classifier):
@@ -252,15 +273,54 @@ def _verify_in_fresh_process(
     return results
 
 
+def load_pair(
+    model: Path, original: Path, *, arch: str | None, original_arch: str | None, insecure_allow_pickle: bool, key: Key
+) -> tuple[Classifier, Classifier]:
+    """A suspect with any widths, and the owner's original to which it is to be aligned.
+
+    Without ``arch`` the suspect is read as a copy of the original, then as what its own file says. Without
+    ``original_arch`` the original is what its file says, else what ``arch`` says.
+
+    Raises:
+        InputError: a file that cannot be used; of the suspect, the error of reading it as a copy of the original.
+    """
+    read = functools.partial(load_model, insecure_allow_pickle=insecure_allow_pickle, key=key)
+    try:
+        owner = read(original, arch=original_arch)
+    except InputError:
+        if original_arch is not None or arch is None:
+            raise
+        owner = read(original, arch=arch)
+    try:
+        return read(model, arch=arch or owner.architecture, widths=True), owner
+    except MismatchError:
+        if arch is not None:
+            raise
+        try:
+            return read(model, arch=None, widths=True), owner
+        except InputError:
+            pass
+        raise
+
+
 def load_model(
-    path: Path, *, arch: str | None, insecure_allow_pickle: bool, dataset: Dataset | None = None, key: Key | None = None
+    path: Path,
+    *,
+    arch: str | None,
+    insecure_allow_pickle: bool,
+    dataset: Dataset | None = None,
+    key: Key | None = None,
+    widths: bool = False,
 ) -> Classifier:
     """The classifier of a weights file; its spec comes from the file, else from the data, else from the key.
 
     With a key, its bounds and normalisation are used: what the triggers mean is not for a suspect's file to say.
+    With ``widths`` its layers may have other widths than the architecture gives them.
     """
     spec = dataset.spec if dataset else key.spec if key else None
-    model = checkpoint.load(path, architecture=arch, spec=spec, insecure_allow_pickle=insecure_allow_pickle)
+    model = checkpoint.load(
+        path, architecture=arch, spec=spec, insecure_allow_pickle=insecure_allow_pickle, widths=widths
+    )
     if key is not None and model.spec.same_inputs(key.spec):
         stated = model.spec.with_values_of(key.spec)
         model = Classifier(model.module, stated, architecture=model.architecture, metadata=model.metadata)

@@ -164,7 +164,14 @@ def verify(
     tried: Annotated[
         int, typer.Option("--tried", help="Keys or models among which this pair was chosen; divides the rate.", min=1)
     ] = 1,
+    align: Annotated[
+        Path | None,
+        typer.Option("--align", help="Your original; a suspect whose neurons were moved, scaled or added is put back."),
+    ] = None,
     arch: Arch = None,
+    align_arch: Annotated[
+        str | None, typer.Option("--align-arch", help="Architecture of --align, if its file names none and not --arch.")
+    ] = None,
     passphrase_file: PassphraseFile = None,
     force: Force = False,
     json: Json = False,
@@ -173,18 +180,36 @@ def verify(
 ) -> None:
     """Decide whether a model carries the key's mark. Exit code: 0 owned, 1 not owned, 3 inconclusive.
 
-    A model at a server (--remote) can be asked only with the key of a black-box scheme.
+    A model at a server (--remote) can be asked only with the key of a black-box scheme. With --align the rate is
+    halved, and a suspect in which too few of the original's neurons are found is inconclusive; best align to the model
+    as it was before it was marked.
     """
-    with running("watermark.verify", json=json, record=record, force=force, inputs=(model, key)) as (run, finished):
-        from deepseal.apps.workflow import load_model, verify_mark
+    inputs = (model, key, align)
+    with running("watermark.verify", json=json, record=record, force=force, inputs=inputs) as (run, finished):
+        from deepseal.apps.workflow import load_model, load_pair, verify_mark
 
         remote_.check_source(model, remote, name)
         opened, _ = _open(key, passphrase_file)
         run.params.update(key=str(key))
-        if model is not None:
+        original = None
+        if align is not None and model is not None:
+            loaded, original = load_pair(
+                model,
+                align,
+                arch=arch,
+                original_arch=align_arch,
+                insecure_allow_pickle=insecure_allow_pickle,
+                key=opened,
+            )
+            run.params.update(model=str(model), align=str(align))
+            suspect: AbstractContextManager[BlackBox] = nullcontext(loaded)
+        elif align is not None or align_arch is not None:
+            found = "--remote" if model is None else "--align-arch alone"
+            raise InputError("--align with the suspect's weights", found=found, do="give --model and --align")
+        elif model is not None:
             loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, key=opened)
             run.params.update(model=str(model))
-            suspect: AbstractContextManager[BlackBox] = nullcontext(loaded)
+            suspect = nullcontext(loaded)
         else:
             suspect = remote_.asking(
                 run,
@@ -200,7 +225,13 @@ def verify(
             )
         with suspect as asked:
             verdict = verify_mark(
-                run, model=asked, key=opened, max_false_positive=max_false_positive, null_keys=null_keys, tried=tried
+                run,
+                model=asked,
+                key=opened,
+                max_false_positive=max_false_positive,
+                null_keys=null_keys,
+                tried=tried,
+                original=original,
             )
         for warning in run.results["warnings"] if json else ():
             remark(warning)

@@ -76,9 +76,11 @@ def _details(record: Record) -> list[tuple[str, str]]:
     margins = (
         f"{words.general(results.get('margin_mean'))} on average, {words.general(results.get('margin_lowest'))} lowest"
     )
+    aligned = [("aligned to", words.alignment(record))] if results.get("alignment") else []
     return [
         ("model", words.text(record.params.get("model", record.params.get("remote")))),
         ("key", words.text(record.params.get("key"))),
+        *aligned,
         ("readable bits", f"{words.count(results.get('bits'))}, unreadable {words.count(results.get('erasures'))}"),
         ("wrong bits", f"{words.count(results.get('bit_errors'))} ({words.percent(results.get('bit_error_rate'))})"),
         ("allowed wrong bits", words.allowed(results)),

@@ -143,6 +143,17 @@ def published(values: object) -> str:
     return f"{verdict}: {matches}, {count(at(values, 'needed'))} needed ({text(at(values, 'rule'))})"
 
 
+def alignment(record: Record) -> str:
+    """To which original a suspect was aligned, and the share of its neurons that was found."""
+    values = record.results.get("alignment")
+    groups = at(values, "groups")
+    shares = [number(at(group, "matched_share")) for group in groups[:_MOST_ROWS]] if isinstance(groups, list) else []
+    numbers = [share for share in shares if share is not None]
+    found = f"{percent(min(numbers))} to {percent(max(numbers))} of each layer's neurons found" if numbers else MISSING
+    which = "marked" if at(values, "original_is_marked") else "unmarked"
+    return f"{text(record.params.get('align'))} ({which}): {found}"
+
+
 def moment(value: object) -> str:
     """A date and time, without the T."""
     try:

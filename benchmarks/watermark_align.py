@@ -1,0 +1,266 @@
+"""Alignment before extraction, on MNIST (MLP) and 10,000 images of Fashion-MNIST (CNN): one record a cell, resumable.
+
+    python benchmarks/watermark_align.py [--nets mlp,cnn] [--seeds 0,1,2] [--only NAME,...] [--summary]
+
+The owner's model is marked with DeepSigns, 256 bits. A thief moves, scales and adds neurons, and goes on with other
+attacks. Every suspect is read as it stands, aligned to the model before it was marked, and aligned to the marked model.
+The same is done with innocent models: unrelated ones, siblings (the owner's recipe and initialisation, another order of
+the data), and further relatives of the same initialisation (other step size, batch size, length). A cell whose record
+exists, is ok and was made with the same parameters is skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import watermark_deepsigns  # noqa: E402
+from watermark_deepsigns import BITS, OWNER, RATE, Bench, is_done  # noqa: E402
+
+from deepseal.adapter import Classifier, Dataset, Recipe, initialise, train  # noqa: E402
+from deepseal.record import Record, Run, read_record  # noqa: E402
+from deepseal.statistics import allowed_errors, rate  # noqa: E402
+from deepseal.watermark import DeepSigns, aligned_view, verify, verify_aligned  # noqa: E402
+
+RECORDS = Path(__file__).resolve().parent / "watermark"
+IMAGES = {"mlp": None, "cnn": 10_000}
+EACH = {"mlp": 18, "cnn": 4}
+PART = 6
+KINDS = ("sibling", "relative", "unrelated")
+HIGH_GATE = 0.8
+HIGH = "marked, high gate"
+READINGS = ("as it stands", "unmarked", "marked", HIGH)
+
+SCRAMBLE = [("dummy", {"share": 0.2}), ("rescale", {"factor": 4.0}), ("permute", {})]
+ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "none": [],
+    "permute": [("permute", {})],
+    "scramble": SCRAMBLE,
+    "scramble-10": [("dummy", {"share": 0.2}), ("rescale", {"factor": 10.0}), ("permute", {})],
+    "scramble-int8": [*SCRAMBLE, ("quantise", {"bits": 8})],
+    "scramble-ftal-20": [*SCRAMBLE, ("fine-tune", {"mode": "ftal", "epochs": 20})],
+    "permute-prune-0.9-ftal-5": [
+        ("permute", {}),
+        ("prune", {"sparsity": 0.9}),
+        ("fine-tune", {"mode": "ftal", "epochs": 5}),
+    ],
+    "scramble-overwrite-1": [*SCRAMBLE, ("overwrite", {"strength": 1.0})],
+    "int8": [("quantise", {"bits": 8})],
+    "other-task": [("other-task", {})],
+    "distil": [("distil", {"epochs": 10})],
+}
+OTHER_TASK = {"mlp": "fashion-mnist", "cnn": "mnist"}
+RELATIVES = (
+    Recipe(epochs=3),
+    Recipe(epochs=5, learning_rate=3e-4),
+    Recipe(epochs=5, batch_size=64),
+    Recipe(epochs=5, batch_size=256, learning_rate=2e-3),
+    Recipe(epochs=5, optimizer="sgd", learning_rate=0.1),
+    Recipe(epochs=5, optimizer="adamw", weight_decay=0.05),
+)
+
+
+class AlignBench(Bench):
+    """The networks of the DeepSigns benchmark, on as many images as the time allows."""
+
+    @property
+    def data(self) -> Dataset:
+        if self._data is None:
+            whole = super().data
+            count = IMAGES[self.net]
+            self._data = (
+                whole if count is None else dataclasses.replace(whole, train=whole.train.take(torch.arange(count)))
+            )
+        return self._data
+
+    def innocent(self, kind: str, index: int) -> Classifier:
+        """A model that has nothing to do with the key; all but unrelated ones have the owner's initialisation."""
+        rng = self.rng.child("innocent", kind, index)
+        weights = rng.child("weights") if kind == "unrelated" else self.rng.child("weights")
+        recipe = {
+            "unrelated": dataclasses.replace(OWNER, epochs=2),
+            "sibling": OWNER,
+            "relative": RELATIVES[index % len(RELATIVES)],
+        }[kind]
+        return train(initialise(self.arch, self.data.spec, weights), self.data.train, recipe=recipe, rng=rng)
+
+
+def readings(bench: AlignBench, suspect: Classifier, scheme: DeepSigns, null_keys: int = 0) -> dict[str, Any]:
+    """What the key reads from a suspect in three ways, as plain values."""
+    key = bench.key(scheme)
+    found: dict[str, Any] = {}
+    if suspect.metadata.get("resized") is not True:
+        plain = verify(suspect, key, max_false_positive=RATE, null_keys=null_keys)
+        found["as it stands"] = plain.as_dict()
+    for name, original in (("unmarked", bench.base()), ("marked", bench.marked(scheme))):
+        both = verify_aligned(suspect, key, original, max_false_positive=RATE, null_keys=null_keys)
+        found[name] = {**both.verification.as_dict(), "alignment": both.alignment}
+    return found
+
+
+def attack_cell(bench: AlignBench, run: Run, scheme: DeepSigns, steps: list[tuple[str, dict[str, Any]]]) -> None:
+    """Mark, attack, read."""
+    base, model = bench.base(), bench.marked(scheme)
+    evidence = []
+    for name, params in steps:
+        task = {"task": OTHER_TASK[bench.net]} if name == "other-task" else {}
+        model, proof = bench.attacked(model, name, **params, **task)
+        evidence.append({"attack": name, "params": params, "evidence": proof})
+    run.fingerprints.update(base=base.fingerprint(), model=model.fingerprint())
+    run.results.update(
+        readings=readings(bench, model, scheme, null_keys=200),
+        accuracy_base=base.accuracy(bench.data.test).value,
+        accuracy=model.accuracy(bench.data.test).as_dict(),
+        evidence=evidence,
+    )
+
+
+def innocents_cell(bench: AlignBench, run: Run, scheme: DeepSigns, kind: str, part: int) -> None:
+    """The owner's key read from models that are innocent, also with a gate so high that it makes evidence."""
+    key, rows = bench.key(scheme), []
+    for index in range(part * PART, min(EACH[bench.net], (part + 1) * PART)):
+        other = bench.innocent(kind, index)
+        row: dict[str, Any] = {"kind": kind, "index": index, "accuracy": other.accuracy(bench.data.test).value}
+        for name, read in readings(bench, other, scheme).items():
+            row[name] = {part: read[part] for part in ("verdict", "bits", "bit_errors", "p_value")}
+            if "alignment" in read:
+                row[name]["matched"] = [group["matched_share"] for group in read["alignment"]["groups"]]
+        view = aligned_view(bench.marked(scheme), other, gate=HIGH_GATE, minimum=0.1)
+        high = verify(view, key, max_false_positive=RATE)
+        row[HIGH] = {"verdict": high.verdict, "bits": high.bits, "bit_errors": high.bit_errors}
+        rows.append(row)
+    run.results.update(models=rows)
+
+
+def cells(bench: AlignBench) -> Iterator[tuple[str, DeepSigns, Callable[[Run], None]]]:
+    scheme = DeepSigns(bits=BITS)
+    for name, steps in ATTACKS.items():
+        yield name, scheme, lambda run, steps=steps: attack_cell(bench, run, scheme, steps)
+    for part in range(-(-EACH[bench.net] // PART)) if bench.seed == 0 else ():
+        for kind in KINDS:
+
+            def fill(run: Run, kind: str = kind, part: int = part) -> None:
+                innocents_cell(bench, run, scheme, kind, part)
+
+            yield f"{kind}-{part}", scheme, fill
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", default="mlp,cnn")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--only", default="", help="names of cells")
+    parser.add_argument("--summary", action="store_true", help="only rewrite the summary from the records")
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    watermark_deepsigns.MODELS = watermark_deepsigns.MODELS.parent / "watermark-align"
+    for folder in (RECORDS, watermark_deepsigns.MODELS):
+        folder.mkdir(parents=True, exist_ok=True)
+    for net in options.nets.split(",") if not options.summary else ():
+        for seed in map(int, options.seeds.split(",")):
+            bench = AlignBench(net, seed)
+            for name, scheme, fill in cells(bench):
+                params = {
+                    "net": net,
+                    "data": bench.source,
+                    "images": IMAGES[net],
+                    "cell": name,
+                    "scheme_params": scheme.as_dict(),
+                    "steps": [[attack, settings] for attack, settings in ATTACKS.get(name, [])],
+                    "each": EACH[net] if name not in ATTACKS else None,
+                    "owner": OWNER.as_dict(),
+                    "max_false_positive": RATE,
+                    "code": watermark_deepsigns.CODE,
+                }
+                path = RECORDS / f"align-{bench.name}-{name}.json"
+                if (options.only and name not in options.only.split(",")) or is_done(path, params):
+                    continue
+                run = Run("benchmark.watermark", seed=seed, params=params)
+                fill(run)
+                run.record().write(path, force=True)
+                print(bench.name, name, _shown(run.results), flush=True)
+    records = [read_record(path) for path in sorted(RECORDS.glob("align-*.json"))]
+    (RECORDS / "align.md").write_text(summary(records))
+
+
+def summary(records: list[Record]) -> str:
+    """Markdown tables of all records."""
+    most = allowed_errors([0.5] * BITS, RATE / 2)
+    lines = [
+        "# Alignment before extraction",
+        "",
+        "Made by `make benchmark-watermark-align` from the records `align-*.json` in this folder. DeepSigns,"
+        f" {BITS} bits, `owned` at {RATE:g}: at most {most} wrong with the two readings paid. *scramble*: 20 % dummy"
+        " neurons (dead, duplicated, split, cancelling), factors between 1/4 and 4 (*-10*: 1/10 and 10), permutation.",
+        "",
+    ]
+    for net in sorted({record.params["net"] for record in records}, reverse=True):
+        own = [record for record in records if record.params["net"] == net]
+        images = own[0].params["images"]
+        lines += [f"## {net} on {own[0].params['data']}" + (f", {images:,} images" if images else ""), ""]
+        lines += [
+            "Wrong bits of the readable ones as the suspect stands, aligned to the unmarked model, aligned to the"
+            " marked model (accuracy in %, change against the base in points)",
+            "",
+        ]
+        seeds = sorted({record.seed for record in own if record.seed is not None})
+        lines += ["| attack | " + " | ".join(f"seed {seed}" for seed in seeds) + " |", "|---" * (len(seeds) + 1) + "|"]
+        by_cell = {(record.params["cell"], record.seed): record.results for record in own}
+        for name in ATTACKS:
+            row = [_shown(by_cell.get((name, seed))) for seed in seeds]
+            if any(row):
+                lines.append(f"| {name} | " + " | ".join(row) + " |")
+        lines.append("")
+        models = [row for record in own for row in record.results.get("models", [])]
+        if models:
+            lines += _innocent_lines(models)
+    return "\n".join(lines)
+
+
+def _shown(results: dict[str, Any] | None) -> str:
+    if not results or "readings" not in results:
+        return ""
+    parts = []
+    for name in ("as it stands", "unmarked", "marked"):
+        read = results["readings"].get(name)
+        if read is None:
+            parts.append("other widths")
+        elif read["verdict"] == "inconclusive":
+            parts.append("inconclusive")
+        else:
+            parts.append(f"{read['bit_errors']}/{read['bits']} {read['verdict']}")
+    accuracy = 100 * results["accuracy"]["value"]
+    return f"{', '.join(parts)} ({accuracy:.2f}, {accuracy - 100 * results['accuracy_base']:+.2f})"
+
+
+def _innocent_lines(models: list[dict[str, Any]]) -> list[str]:
+    lines = ["Innocent models: how many are owned; mean (lowest) share of wrong bits where bits were read", ""]
+    lines += ["| reading | " + " | ".join(KINDS) + " | owned, 95 % interval |", "|---" * (len(KINDS) + 2) + "|"]
+    for name in READINGS:
+        columns = []
+        for kind in KINDS:
+            rows = [row[name] for row in models if row["kind"] == kind]
+            shares = [row["bit_errors"] / row["bits"] for row in rows if row["bits"]]
+            rest = f"{np.mean(shares):.3f} ({min(shares):.3f})" if shares else "nothing read"
+            columns.append(f"{_owned(rows)} of {len(rows)}, {rest}")
+        total = rate(_owned([row[name] for row in models]), len(models))
+        shown = f"{total.count} of {total.n}, {100 * total.low:.1f} to {100 * total.high:.1f} %"
+        what = {READINGS[0]: READINGS[0], HIGH: f"marked, gate {HIGH_GATE:g} (not used: it makes evidence)"}
+        lines.append(f"| {what.get(name, f'aligned to the {name} model')} | " + " | ".join(columns) + f" | {shown} |")
+    return [*lines, ""]
+
+
+def _owned(rows: list[dict[str, Any]]) -> int:
+    return sum(row["verdict"] == "owned" for row in rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""A suspect seen in the original's coordinates: its own answers and activations, at the original's places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepseal.adapter import Classifier
+from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, evaluating, execution_order
+from deepseal.adapter.inputs import Batch
+from deepseal.adapter.rewiring import Links, Move, Scale, rewired
+from deepseal.adapter.widths import widen
+from deepseal.errors import InputError
+from deepseal.watermark.align import Alignment
+
+
+class Aligned(Classifier):
+    """The suspect as its original's twin.
+
+    Answers are the suspect's. Activations are the suspect's too, at the places and scales of their partners in the
+    original, and 0 where a neuron has no partner; so are those of a whole layer of which too few were found. ``module``
+    is the original's architecture with the suspect's weights at their partners' places, and 0 elsewhere: what schemes
+    read that look at weights.
+
+    Args:
+        original: the owner's model.
+        suspect: with the layers' names of the original, see ``in_terms_of``.
+        alignment: of the two.
+        minimum: least share of a layer's neurons that must be found, for the layer to be read.
+    """
+
+    def __init__(self, original: Classifier, suspect: Classifier, alignment: Alignment, *, minimum: float) -> None:
+        self._parts = (original, suspect, alignment, minimum)
+        self._suspect, self._alignment = suspect, alignment
+        self._unread = {index for index in range(len(alignment.widths)) if alignment.share(index) < minimum}
+        module = _moved(original, suspect, alignment, self._unread)
+        super().__init__(module, suspect.spec, architecture=original.architecture, metadata=suspect.metadata)
+
+    @property
+    def alignment(self) -> Alignment:
+        """How the neurons correspond."""
+        return self._alignment
+
+    def unread(self) -> list[str]:
+        """Layers that are not read, since too few of their neurons were found."""
+        wiring = self._alignment.wiring
+        return [n for n, place in wiring.outputs.items() if wiring.segments[place.segment].group in self._unread]
+
+    def logits(self, x: Batch) -> Tensor:
+        """The suspect's answers."""
+        return self._suspect.logits(x)
+
+    def stream(
+        self, x: Batch, layers: Sequence[str], *, pool: Mapping[str, str] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """The suspect's activations at the places and scales of the original."""
+        for part in self._suspect.stream(x, layers, pool=pool):
+            yield {name: self._placed(name, values) for name, values in part.items()}
+
+    def copy(self, *, metadata: Mapping[str, Any] | None = None) -> Aligned:
+        """A view of a copy of the suspect."""
+        original, suspect, alignment, minimum = self._parts
+        return Aligned(original, suspect.copy(metadata=metadata), alignment, minimum=minimum)
+
+    def _placed(self, layer: str, values: Tensor) -> Tensor:
+        """(N, features of the suspect) to (N, features of the original); copies of one neuron are averaged."""
+        wiring = self._alignment.wiring
+        place = wiring.outputs.get(layer)
+        if place is None:
+            raise InputError("a layer that alignment follows", found=layer, do="verify without --align")
+        group = wiring.segments[place.segment].group
+        matching, width = self._alignment.matchings[group], self._alignment.widths[group]
+        if wiring.groups[group].fixed is not None:
+            return values
+        index = np.flatnonzero(matching.sure & (group not in self._unread))
+        partner = torch.from_numpy(matching.partner[index])
+        copies = torch.bincount(partner, minlength=width).clamp(min=1)[partner]
+        factor = 1.0 / (torch.from_numpy(self._alignment.scales[place.segment][index]) * copies)
+        taken = values.reshape(len(values), wiring.groups[group].width, -1)[:, torch.from_numpy(index)].double()
+        placed = torch.zeros(len(values), width, taken.shape[2], dtype=torch.float64)
+        placed.index_add_(1, partner, taken * factor[None, :, None])
+        return placed.flatten(1).float()
+
+
+def in_terms_of(original: Classifier, suspect: Classifier) -> Classifier:
+    """The suspect with the names of the original's layers, found by the order in which both run.
+
+    Raises:
+        InputError: other layers in another order, or a suspect that computes something else in the original's
+            architecture (other functions between its layers).
+    """
+    pairs = _pairs(original, suspect)
+    if all(one == other for one, other in pairs):
+        return suspect
+    given = suspect.tensors()
+    state = {
+        f"{one}.{name.removeprefix(other + '.')}": tensor
+        for one, other in pairs
+        for name, tensor in given.items()
+        if name.startswith(other + ".")
+    }
+    module = original.copy().module
+    widen(module, state)
+    missing, unexpected = module.load_state_dict(state, strict=False)
+    result = Classifier(module, suspect.spec, architecture=original.architecture, metadata=suspect.metadata)
+    probe = suspect.spec.probe(8)
+    if missing or unexpected or not torch.allclose(result.query(probe), suspect.query(probe), rtol=1e-3, atol=1e-4):
+        found = "another function" if not (missing or unexpected) else f"other tensors: {[*missing, *unexpected][:4]}"
+        do = "name the original's architecture with --arch"
+        raise InputError("a suspect that computes the same in the original's architecture", found=found, do=do)
+    return result
+
+
+def _pairs(original: Classifier, suspect: Classifier) -> list[tuple[str, str]]:
+    """Names of the layers with weights of both, in the order in which they run."""
+    runs = []
+    for model in (original, suspect):
+        with evaluating(model.module):
+            order = execution_order(model.module, model.probe())
+        runs.append([(n, type(layer)) for n, layer, _ in order if isinstance(layer, (*PARAMETRIC, *NORMALISATION))])
+    one, other = runs
+    if [kind for _, kind in one] != [kind for _, kind in other]:
+        found = ", ".join(kind.__name__ for _, kind in other)[:200]
+        raise InputError("the original's layers, in its order", found=found, do="name the suspect's architecture")
+    return [(mine, its) for (mine, _), (its, _) in zip(one, other, strict=True)]
+
+
+def _moved(original: Classifier, suspect: Classifier, alignment: Alignment, unread: set[int]) -> torch.nn.Module:
+    """The original's module with the suspect's weights, as far as they have a place in it."""
+    moves, scales = {}, {}
+    for index, group in enumerate(alignment.wiring.groups):
+        if group.fixed is not None or not group.makers:
+            continue
+        matching, width = alignment.matchings[index], alignment.widths[index]
+        taken = np.flatnonzero(matching.partner >= 0)
+        order = np.full(width, -1, dtype=np.int64)
+        best = taken[np.argsort(matching.cosine[taken], kind="stable")]
+        order[matching.partner[best]] = best  # of several copies the most similar one, which comes last
+        if index in unread:
+            order[:] = -1
+        partner = torch.from_numpy(matching.partner[taken])
+        links = Links(torch.from_numpy(taken), partner, torch.ones(len(taken), dtype=torch.float64))
+        moves[index] = Move(torch.from_numpy(order), links)
+    for segment, factors in alignment.scales.items():
+        group_index = alignment.wiring.segments[segment].group
+        if group_index in moves:
+            after = torch.ones(alignment.widths[group_index], dtype=torch.float64)
+            scales[segment] = Scale(torch.from_numpy(factors), after)
+    template = original.copy().module
+    return rewired(suspect, alignment.wiring, moves, scales, template)
