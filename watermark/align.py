@@ -24,6 +24,7 @@ from deepseal.watermark.matching import Floats, Matching, Rows, Similarity, iden
 
 GATE = 0.5
 _SWEEPS = 2
+_SPREAD = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,8 @@ class _Walk:
     def _rows(self, names: list[str]) -> Rows:
         """Incoming weights of both, in the original's coordinates, each input weighed as the suspect holds it.
 
-        So fine-tuning, which moves all weights of the suspect alike, is noise of the same size in every column.
+        So fine-tuning, which moves all weights of the suspect alike, is noise of the same size in every column. Very
+        unequal weights are clipped, lest a few columns decide.
         """
         ours, theirs = [], []
         for name in names:
@@ -155,6 +157,8 @@ class _Walk:
             held = np.zeros(one.shape[1])
             np.maximum.at(held, partner, np.abs(scale[taken]))
             there = held > 0
+            typical = float(np.median(held[there])) if there.any() else 1.0
+            held = np.clip(held, typical / _SPREAD, typical * _SPREAD)
             ours.append((one[:, there] / held[there][None, :, None]).reshape(len(one), -1))
             theirs.append((columns[:, there] / held[there][None, :, None]).reshape(len(other), -1))
         return Rows(np.concatenate(ours, axis=1), np.concatenate(theirs, axis=1))

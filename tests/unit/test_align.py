@@ -34,6 +34,7 @@ LASTING = {
     "fine-tuned": [*SCRAMBLE, ("fine-tune", {"epochs": 20})],
     "pruned and fine-tuned": [("permute", {}), ("prune", {"sparsity": 0.8}), ("fine-tune", {"epochs": 5})],
     "overwritten": [*SCRAMBLE, ("overwrite", {})],
+    "scaled a hundredfold": [("rescale", {"factor": 100.0}), ("permute", {}), ("fine-tune", {"epochs": 5})],
 }
 
 
