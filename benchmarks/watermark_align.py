@@ -32,7 +32,10 @@ from deepseal.watermark import DeepSigns, aligned_view, verify, verify_aligned  
 
 RECORDS = Path(__file__).resolve().parent / "watermark"
 IMAGES = {"mlp": None, "cnn": 10_000}
-EACH = {"mlp": 18, "cnn": 4}
+INNOCENTS = {
+    "mlp": {"sibling": 6, "relative": 18, "unrelated": 30},
+    "cnn": {"sibling": 3, "relative": 6, "unrelated": 3},
+}
 PART = 6
 KINDS = ("sibling", "relative", "unrelated")
 HIGH_GATE = 0.8
@@ -126,7 +129,7 @@ def attack_cell(bench: AlignBench, run: Run, scheme: DeepSigns, steps: list[tupl
 def innocents_cell(bench: AlignBench, run: Run, scheme: DeepSigns, kind: str, part: int) -> None:
     """The owner's key read from models that are innocent, also with a gate so high that it makes evidence."""
     key, rows = bench.key(scheme), []
-    for index in range(part * PART, min(EACH[bench.net], (part + 1) * PART)):
+    for index in range(part * PART, min(INNOCENTS[bench.net][kind], (part + 1) * PART)):
         other = bench.innocent(kind, index)
         row: dict[str, Any] = {"kind": kind, "index": index, "accuracy": other.accuracy(bench.data.test).value}
         for name, read in readings(bench, other, scheme).items():
@@ -144,8 +147,8 @@ def cells(bench: AlignBench) -> Iterator[tuple[str, DeepSigns, Callable[[Run], N
     scheme = DeepSigns(bits=BITS)
     for name, steps in ATTACKS.items():
         yield name, scheme, lambda run, steps=steps: attack_cell(bench, run, scheme, steps)
-    for part in range(-(-EACH[bench.net] // PART)) if bench.seed == 0 else ():
-        for kind in KINDS:
+    for kind, count in INNOCENTS[bench.net].items() if bench.seed == 0 else ():
+        for part in range(-(-count // PART)):
 
             def fill(run: Run, kind: str = kind, part: int = part) -> None:
                 innocents_cell(bench, run, scheme, kind, part)
@@ -175,7 +178,7 @@ def main() -> None:
                     "cell": name,
                     "scheme_params": scheme.as_dict(),
                     "steps": [[attack, settings] for attack, settings in ATTACKS.get(name, [])],
-                    "each": EACH[net] if name not in ATTACKS else None,
+                    "innocents": INNOCENTS[net] if name not in ATTACKS else None,
                     "owner": OWNER.as_dict(),
                     "max_false_positive": RATE,
                     "code": watermark_deepsigns.CODE,
