@@ -33,8 +33,8 @@ from deepseal.watermark import DeepSigns, aligned_view, verify, verify_aligned  
 RECORDS = Path(__file__).resolve().parent / "watermark"
 IMAGES = {"mlp": None, "cnn": 10_000}
 INNOCENTS = {
-    "mlp": {"sibling": 6, "relative": 18, "unrelated": 30},
-    "cnn": {"sibling": 3, "relative": 6, "unrelated": 3},
+    "mlp": {"relative": 18, "unrelated": 30, "sibling": 6},
+    "cnn": {"relative": 6, "unrelated": 3, "sibling": 3},
 }
 PART = 6
 KINDS = ("sibling", "relative", "unrelated")
@@ -62,12 +62,12 @@ ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 OTHER_TASK = {"mlp": "fashion-mnist", "cnn": "mnist"}
 RELATIVES = (
-    Recipe(epochs=3),
-    Recipe(epochs=5, learning_rate=3e-4),
-    Recipe(epochs=5, batch_size=64),
-    Recipe(epochs=5, batch_size=256, learning_rate=2e-3),
-    Recipe(epochs=5, optimizer="sgd", learning_rate=0.1),
-    Recipe(epochs=5, optimizer="adamw", weight_decay=0.05),
+    Recipe(epochs=1),
+    Recipe(epochs=3, batch_size=256),
+    Recipe(epochs=3, batch_size=256, learning_rate=3e-4),
+    Recipe(epochs=3, batch_size=512, learning_rate=3e-3),
+    Recipe(epochs=2, optimizer="sgd", learning_rate=0.1),
+    Recipe(epochs=3, batch_size=256, optimizer="adamw", weight_decay=0.05),
 )
 
 
@@ -89,7 +89,7 @@ class AlignBench(Bench):
         rng = self.rng.child("innocent", kind, index)
         weights = rng.child("weights") if kind == "unrelated" else self.rng.child("weights")
         recipe = {
-            "unrelated": dataclasses.replace(OWNER, epochs=2),
+            "unrelated": Recipe(epochs=2, batch_size=256),
             "sibling": OWNER,
             "relative": RELATIVES[index % len(RELATIVES)],
         }[kind]
