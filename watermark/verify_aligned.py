@@ -93,7 +93,8 @@ def verify_aligned(
         null_models=others,
         tried=tried * READINGS,
     )
-    unread = [layer for layer in key.public.get("layers", []) if layer in view.unread()]
+    layers = _layers(key, view)
+    unread = [layer for layer in layers if layer in view.unread()]
     warnings = list(result.warnings)
     if marked:
         warnings.append(
@@ -103,7 +104,7 @@ def verify_aligned(
     if unread:
         found = f"less than {100 * minimum:g} % of their neurons were found in the suspect"
         warnings.append(f"{', '.join(unread)} not read: {found}")
-    if unread and len(unread) == len(key.public["layers"]):
+    if unread and len(unread) == len(layers):
         result = dataclasses.replace(result, verdict="inconclusive", message=None)
     summary = {
         "groups": view.alignment.summary(),
@@ -114,6 +115,13 @@ def verify_aligned(
         "original_is_marked": marked,
     }
     return AlignedVerification(dataclasses.replace(result, warnings=tuple(warnings)), summary)
+
+
+def _layers(key: Key, view: Aligned) -> list[str]:
+    """The layers that a key reads: those that it names, else all."""
+    stated = key.public.get("layers", key.public.get("layer"))
+    named = [stated] if isinstance(stated, str) else stated
+    return list(named) if isinstance(named, list) and named else list(view.alignment.wiring.outputs)
 
 
 def _is_marked(original: Classifier, key: Key) -> bool:
