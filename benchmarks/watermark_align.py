@@ -1,6 +1,6 @@
-"""Alignment before extraction, on MNIST (MLP) and 10,000 images of Fashion-MNIST (CNN): one record a cell, resumable.
+"""Alignment before extraction, on MNIST (MLP) and the digits of scikit-learn (CNN, WRN): one record a cell, resumable.
 
-    python benchmarks/watermark_align.py [--nets mlp,cnn] [--seeds 0,1,2] [--only NAME,...] [--summary]
+    python benchmarks/watermark_align.py [--nets mlp,cnn,wrn] [--seeds 0,1,2] [--only NAME,...] [--summary]
 
 The owner's model is marked with DeepSigns, 256 bits. A thief moves, scales and adds neurons, and goes on with other
 attacks. Every suspect is read as it stands, aligned to the model before it was marked, and aligned to the marked model.
@@ -25,17 +25,21 @@ import torch  # noqa: E402
 import watermark_deepsigns  # noqa: E402
 from watermark_deepsigns import BITS, OWNER, RATE, Bench, is_done  # noqa: E402
 
-from deepseal.adapter import Classifier, Dataset, Recipe, initialise, train  # noqa: E402
+from deepseal.adapter import Classifier, Recipe, initialise, train  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
 from deepseal.statistics import allowed_errors, rate  # noqa: E402
 from deepseal.watermark import DeepSigns, aligned_view, verify, verify_aligned  # noqa: E402
 
 RECORDS = Path(__file__).resolve().parent / "watermark"
-IMAGES = {"mlp": None, "cnn": 10_000}
-INNOCENTS = {
-    "mlp": {"relative": 18, "unrelated": 30, "sibling": 6},
-    "cnn": {"relative": 6, "unrelated": 3, "sibling": 3},
+NETS = {
+    "mlp": ("deepseal.adapter.zoo:mlp", "mnist"),
+    "cnn": ("deepseal.adapter.zoo:cnn", "digits"),
+    "wrn": ("deepseal.adapter.zoo:wrn", "digits"),
 }
+OWNERS = {"mlp": OWNER, "cnn": Recipe(epochs=15, batch_size=64), "wrn": Recipe(epochs=15, batch_size=64)}
+LONGER = {"mlp": 1, "cnn": 5, "wrn": 5}  # epochs of the innocents, where there are few samples
+FEW = {"relative": 6, "unrelated": 3, "sibling": 3}
+INNOCENTS = {"mlp": {"relative": 18, "unrelated": 30, "sibling": 6}, "cnn": FEW, "wrn": FEW}
 PART = 6
 KINDS = ("sibling", "relative", "unrelated")
 HIGH_GATE = 0.8
@@ -60,7 +64,7 @@ ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "other-task": [("other-task", {})],
     "distil": [("distil", {"epochs": 10})],
 }
-OTHER_TASK = {"mlp": "fashion-mnist", "cnn": "mnist"}
+OTHER_TASK = {"mlp": "fashion-mnist"}  # else the thief's own inputs, permuted
 RELATIVES = (
     Recipe(epochs=1),
     Recipe(epochs=3, batch_size=256),
@@ -72,26 +76,17 @@ RELATIVES = (
 
 
 class AlignBench(Bench):
-    """The networks of the DeepSigns benchmark, on as many images as the time allows."""
-
-    @property
-    def data(self) -> Dataset:
-        if self._data is None:
-            whole = super().data
-            count = IMAGES[self.net]
-            self._data = (
-                whole if count is None else dataclasses.replace(whole, train=whole.train.take(torch.arange(count)))
-            )
-        return self._data
+    """A network and its files, as in the DeepSigns benchmark."""
 
     def innocent(self, kind: str, index: int) -> Classifier:
         """A model that has nothing to do with the key; all but unrelated ones have the owner's initialisation."""
         rng = self.rng.child("innocent", kind, index)
         weights = rng.child("weights") if kind == "unrelated" else self.rng.child("weights")
+        given = RELATIVES[index % len(RELATIVES)]
         recipe = {
-            "unrelated": Recipe(epochs=2, batch_size=256),
-            "sibling": OWNER,
-            "relative": RELATIVES[index % len(RELATIVES)],
+            "unrelated": Recipe(epochs=2 * LONGER[self.net], batch_size=256),
+            "sibling": OWNERS[self.net],
+            "relative": dataclasses.replace(given, epochs=given.epochs * LONGER[self.net]),
         }[kind]
         return train(initialise(self.arch, self.data.spec, weights), self.data.train, recipe=recipe, rng=rng)
 
@@ -114,7 +109,7 @@ def attack_cell(bench: AlignBench, run: Run, scheme: DeepSigns, steps: list[tupl
     base, model = bench.base(), bench.marked(scheme)
     evidence = []
     for name, params in steps:
-        task = {"task": OTHER_TASK[bench.net]} if name == "other-task" else {}
+        task = {"task": OTHER_TASK.get(bench.net)} if name == "other-task" else {}
         model, proof = bench.attacked(model, name, **params, **task)
         evidence.append({"attack": name, "params": params, "evidence": proof})
     run.fingerprints.update(base=base.fingerprint(), model=model.fingerprint())
@@ -158,28 +153,29 @@ def cells(bench: AlignBench) -> Iterator[tuple[str, DeepSigns, Callable[[Run], N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", default="mlp,cnn")
+    parser.add_argument("--nets", default="mlp,cnn,wrn")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--only", default="", help="names of cells")
     parser.add_argument("--summary", action="store_true", help="only rewrite the summary from the records")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     watermark_deepsigns.MODELS = watermark_deepsigns.MODELS.parent / "watermark-align"
+    watermark_deepsigns.NETS = NETS
     for folder in (RECORDS, watermark_deepsigns.MODELS):
         folder.mkdir(parents=True, exist_ok=True)
     for net in options.nets.split(",") if not options.summary else ():
         for seed in map(int, options.seeds.split(",")):
+            watermark_deepsigns.OWNER = OWNERS[net]
             bench = AlignBench(net, seed)
             for name, scheme, fill in cells(bench):
                 params = {
                     "net": net,
                     "data": bench.source,
-                    "images": IMAGES[net],
                     "cell": name,
                     "scheme_params": scheme.as_dict(),
                     "steps": [[attack, settings] for attack, settings in ATTACKS.get(name, [])],
                     "innocents": INNOCENTS[net] if name not in ATTACKS else None,
-                    "owner": OWNER.as_dict(),
+                    "owner": OWNERS[net].as_dict(),
                     "max_false_positive": RATE,
                     "code": watermark_deepsigns.CODE,
                 }
@@ -205,10 +201,9 @@ def summary(records: list[Record]) -> str:
         " neurons (dead, duplicated, split, cancelling), factors between 1/4 and 4 (*-10*: 1/10 and 10), permutation.",
         "",
     ]
-    for net in sorted({record.params["net"] for record in records}, reverse=True):
+    for net in [net for net in NETS if any(record.params["net"] == net for record in records)]:
         own = [record for record in records if record.params["net"] == net]
-        images = own[0].params["images"]
-        lines += [f"## {net} on {own[0].params['data']}" + (f", {images:,} images" if images else ""), ""]
+        lines += [f"## {net} on {own[0].params['data']}", ""]
         lines += [
             "Wrong bits of the readable ones as the suspect stands, aligned to the unmarked model, aligned to the"
             " marked model (accuracy in %, change against the base in points)",
