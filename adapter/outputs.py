@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepseal.errors import InputError
 
-REDUCTIONS = ("none", "mean", "mask", "first", "last")
+REDUCTIONS = ("none", "mean", "mask", "first", "last", "all")
 POOLS = ("none", "space", "time", "time-first", "mask")
 
 
@@ -39,7 +39,8 @@ def reduce(values: Tensor, rule: str, mask: Tensor | None) -> Tensor:
 
     Args:
         values: one answer a frame or token.
-        rule: ``mean`` over T, ``mask``: mean over what the (N, T) mask marks, ``first``, ``last`` (marked) position.
+        rule: ``mean`` over T, ``mask``: mean over what the (N, T) mask marks, ``first``, ``last`` (marked) position;
+            ``all``: (N, T * C), all of them, 0 where the mask, if there is one, marks padding.
         mask: 1 where there is input, 0 where there is padding.
 
     Raises:
@@ -51,6 +52,8 @@ def reduce(values: Tensor, rule: str, mask: Tensor | None) -> Tensor:
         return values.flatten(1, -2).mean(dim=1)
     if rule == "mask":
         return _masked_mean(values, mask)
+    if rule == "all":
+        return (values if mask is None else values * _fitting(values, mask).to(values).unsqueeze(-1)).flatten(1)
     if rule == "first":
         return values[:, 0]
     if mask is None:

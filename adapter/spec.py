@@ -116,7 +116,8 @@ class InputSpec:
         num_classes: number of classes, labels 0 … num_classes - 1; 0 for a model without classes, an embedding.
         bounds, mean, std, integer: of the one input tensor; see ``Field``.
         fields: several input tensors by the module's keywords.
-        output: which part of what the module returns is the answer, see ``outputs.select``; "" for the first tensor.
+        output: which part of what the module returns is the answer, see ``outputs.select``; "" for the first tensor,
+            several joined by commas for all of these, one after the other.
         reduce: how answers of shape (N, T, C), one a frame or token, become (N, C); one of ``outputs.REDUCTIONS``.
     """
 
@@ -178,8 +179,9 @@ class InputSpec:
         Raises:
             InputError: no such output, or one of another shape.
         """
-        answer = select(output, self.output)
-        values = reduce(answer, self.reduce, self.mask_of(x))
+        answers = [select(output, path) for path in self.output.split(",")]
+        parts = [reduce(answer, self.reduce, self.mask_of(x)) for answer in answers]
+        values = parts[0] if len(parts) == 1 else torch.cat([part.flatten(1) for part in parts], dim=1)
         if self.num_classes == 2 and values.shape in ((len(x),), (len(x), 1)):
             logit = values.reshape(-1, 1)
             values = torch.cat([torch.zeros_like(logit), logit], dim=1)
@@ -190,7 +192,7 @@ class InputSpec:
             )
             raise InputError(
                 f"{expected} from the model",
-                found=str(tuple(answer.shape)),
+                found=" and ".join(str(tuple(answer.shape)) for answer in answers),
                 do="use data with the classes the model was trained for, or state output and reduce in its spec",
             )
         return values
