@@ -82,9 +82,11 @@ def cross_entropy(step: Step) -> Tensor:
 
 
 class Imitation:
-    """Relative squared distance of the answers to those that a model gave: ||z - z0||^2 / ||z0||^2 over a batch.
+    """Squared distance of the answers to those that a model gave, relative to the variance of each over the batch.
 
-    Answers are asked for as they are needed, and kept as long as this value lives.
+    mean_j (z_j - z0_j)^2 / (var_j + m / 10), m the mean variance: so an answer that varies little, such as the corner
+    of a box beside a probability, is held as well as the others, and one that is large but the same for all inputs does
+    not hide them. Answers are asked for as they are needed, and kept as long as this value lives.
 
     Args:
         model: gives the answers; must not change meanwhile.
@@ -103,7 +105,9 @@ class Imitation:
             fresh = self._model.query(step.x[torch.tensor(unknown)])
             self._answers.update(zip((rows[place] for place in unknown), fresh, strict=True))
         wanted = torch.stack([self._answers[row] for row in rows]).to(step.logits)
-        return self._weight * (step.logits - wanted).pow(2).sum() / wanted.pow(2).sum().clamp(min=1e-12)
+        spread = wanted.var(dim=0, unbiased=False)
+        spread = spread + (spread.mean() / 10).clamp(min=1e-12)
+        return self._weight * ((step.logits - wanted).pow(2) / spread).mean()
 
 
 class Training:
