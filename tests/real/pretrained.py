@@ -199,13 +199,23 @@ def lfw() -> Tensor:
 
 
 def faces() -> Tensor:
-    """Of each half of them fifty, mirrored too, and crops of photographs without a face of that size."""
-    some = torch.cat([lfw()[:50], lfw()[100:150]])
-    return torch.cat([some, some.flip(3), photos.crops(("coffee.png", "chelsea.png", "flower.jpg"), 100, 48, seed=0)])
+    """Half of them, each six times: cut a little smaller, tinted, and mirrored or not; and crops of photographs."""
+    draw = torch.Generator().manual_seed(0)
+    some = torch.cat([lfw()[:50], lfw()[100:150]]).repeat(6, 1, 1, 1)
+    cut = []
+    for face in some:
+        share, down, right, mirror, *tint = torch.rand(7, generator=draw).tolist()
+        side = int(48 * (0.7 + 0.3 * share))
+        top, left = int(down * (49 - side)), int(right * (49 - side))
+        part = F.interpolate(face[None, :, top : top + side, left : left + side], 48, mode="bilinear")[0]
+        part = part * (0.7 + 0.5 * torch.tensor(tint))[:, None, None]
+        cut.append((part.flip(2) if mirror < 0.5 else part).clamp(0, 1))
+    scenery = photos.crops(("coffee.png", "chelsea.png", "flower.jpg", "china.jpg"), 200, 48, seed=0, smallest=0.2)
+    return torch.cat([torch.stack(cut), scenery])
 
 
 def found(module: nn.Module) -> Measured:
-    """The astronaut's face in crops around it: overlap of the box, 0 where no face is seen; and 100 crops of LFW."""
+    """The astronaut's face in crops around it: overlap of its box, times its probability; and 100 crops of LFW."""
     draw = torch.Generator().manual_seed(1)
     corners = torch.tensor([170.0, 60.0, 110.0]) + 30 * (torch.rand(60, 3, generator=draw) - 0.5)
     image = photos.photo("astronaut.png")
@@ -217,7 +227,7 @@ def found(module: nn.Module) -> Measured:
     place = torch.tensor(places, dtype=torch.float32)
     offset, face = _boxes(module, torch.stack(cut))
     box = place + offset * (place[:, 2:] - place[:, :2])[:, :1]
-    overlap = _overlap(box, torch.tensor(_FACE)) * (face > 0.7)
+    overlap = _overlap(box, torch.tensor(_FACE)) * face
     _, judged = _boxes(module, torch.cat([lfw()[50:100], lfw()[150:]]))
     right = (judged > 0.7) == (torch.arange(100) < 50)
     return {"overlap": float(overlap.mean()), "faces": float(right.float().mean())}

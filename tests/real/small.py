@@ -179,11 +179,11 @@ def _trained(make: Callable[[], nn.Module], loss: Callable[..., Tensor], epochs:
 
 
 def mixture_of_experts() -> nn.Module:
-    return copy.deepcopy(_trained(MixtureOfExperts, classification, 25))
+    return copy.deepcopy(_trained(MixtureOfExperts, classification, 15))
 
 
 def mamba() -> nn.Module:
-    return copy.deepcopy(_trained(Mamba, classification, 25))
+    return copy.deepcopy(_trained(Mamba, classification, 12))
 
 
 def decoder() -> nn.Module:
