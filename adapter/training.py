@@ -84,9 +84,10 @@ def cross_entropy(step: Step) -> Tensor:
 class Imitation:
     """Squared distance of the answers to those that a model gave, relative to the variance of each over the batch.
 
-    mean_j (z_j - z0_j)^2 / (var_j + m / 10), m the mean variance: so an answer that varies little, such as the corner
-    of a box beside a probability, is held as well as the others, and one that is large but the same for all inputs does
-    not hide them. Answers are asked for as they are needed, and kept as long as this value lives.
+    mean_j (z_j - z0_j)^2 / (var_j + m / 10 + s / 10^4), m the mean variance and s the mean square of z0: so an answer
+    that varies little, such as the corner of a box beside a probability, is held as well as the others, and one that is
+    large but the same for all inputs does not hide them. Answers are asked for as they are needed, and kept as long as
+    this value lives.
 
     Args:
         model: gives the answers; must not change meanwhile.
@@ -106,7 +107,7 @@ class Imitation:
             self._answers.update(zip((rows[place] for place in unknown), fresh, strict=True))
         wanted = torch.stack([self._answers[row] for row in rows]).to(step.logits)
         spread = wanted.var(dim=0, unbiased=False)
-        spread = spread + (spread.mean() / 10).clamp(min=1e-12)
+        spread = spread + (spread.mean() / 10 + wanted.pow(2).mean() / 1e4).clamp(min=1e-12)
         return self._weight * ((step.logits - wanted).pow(2) / spread).mean()
 
 
