@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import functools
+import inspect
 import json
 import subprocess
 import sys

@@ -10,7 +10,6 @@ from deepseal.rng import Rng
 from deepseal.watermark import SCHEMES, Key, extract, verify
 from deepseal.watermark.verify import strangers
 
-
 QUICK = {"deepsigns-blackbox": {"models": 1}, "diction": {"training": 50}}
 
 
