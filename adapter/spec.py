@@ -43,6 +43,7 @@ class Field:
             value = getattr(self, name)
             if isinstance(value, int | float):
                 object.__setattr__(self, name, (float(value),))
+        object.__setattr__(self, "bounds", tuple(map(float, self.bounds)))
         if any(size is None or (size < 1 and size != -1) for size in self.shape):
             do = "state the shape of one sample, with -1 for a size that varies"
             raise InputError("an input shape of positive sizes", found=str(self.shape), do=do)
@@ -143,8 +144,8 @@ class InputSpec:
             raise InputError(f"one of {REDUCTIONS} as reduce", found=repr(self.reduce), do="correct it")
         if sum(field.mask for field in self.fields.values()) > 1:
             raise InputError("one attention mask", found="several", do="mark one field")
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, getattr(self._only, name) if not self.fields else None)
+        for name in ("bounds", "mean", "std"):
+            object.__setattr__(self, name, getattr(self._only, name))
 
     @property
     def _only(self) -> Field:

@@ -15,6 +15,7 @@ from deepseal.adapter.checkpoint import build_module
 from deepseal.adapter.classifier import Classifier
 from deepseal.adapter.data import Split
 from deepseal.adapter.inputs import Batch, call
+from deepseal.adapter.parallel import workers
 from deepseal.adapter.parametrised import refresh
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError, TrainingError
@@ -73,7 +74,9 @@ class Step:
     generator: torch.Generator
 
 
-Loss = Callable[[Step], Tensor]
+# A scalar, or several one after the other: each is differentiated before the next is computed, so that their graphs
+# are never in memory together.
+Loss = Callable[[Step], Tensor | Iterator[Tensor]]
 
 
 def cross_entropy(step: Step) -> Tensor:
@@ -114,12 +117,14 @@ class Imitation:
 class Training:
     """Training of a copy of ``model``, one update a ``step()``; ``result()`` is the trained classifier.
 
+    Inside ``torch.autocast`` it trains in mixed precision, inside ``parallel.data_parallel`` with other processes.
+
     Args:
         model: where to start; never changed, and must not change meanwhile.
         data: training samples.
         recipe: optimiser, length, batch size.
         rng: all randomness (order of the batches, dropout, the loss's own).
-        loss: scalar to minimise.
+        loss: what to minimise.
         trained: qualified names of the layers to train; None for all. The rest is frozen, its statistics too.
         evaluating: train in evaluation mode: no dropout, and the statistics of batch normalisation stay as they are.
         extra: further tensors to train, as (tensor, learning rate).
@@ -147,6 +152,7 @@ class Training:
         self._data, self._recipe, self._loss = data, recipe, loss
         self._module = self._model.module.to(memory_format=torch.channels_last)  # faster convolutions, same numbers
         parameters = self._prepare(trained)
+        self._updated = [*parameters, *(tensor for tensor, _ in extra)]
         if evaluating:
             self._module.eval()
         groups = [{"params": parameters, "lr": recipe.learning_rate}]
@@ -154,8 +160,10 @@ class Training:
         self._optimizer = _optimizer(recipe, groups)
         self._base_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._order = rng.child("order").torch()
-        self._generator = rng.child("loss").torch()
-        self._dropout = rng.child("dropout").torch().get_state()
+        self._workers = workers()
+        own = rng.child("worker", self._workers.rank) if self._workers.rank else rng
+        self._generator = own.child("loss").torch()
+        self._dropout = own.child("dropout").torch().get_state()
         self._batches = self._batch_stream()
         if not parameters:
             raise InputError("parameters to train", found="all of them frozen", do="set requires_grad on some")
@@ -171,7 +179,7 @@ class Training:
 
     def step(self) -> float:
         """One update; the value of the loss."""
-        index = next(self._batches)
+        index = self._workers.share(next(self._batches))
         x, y = self._data.x[index].to(self._model.device), self._data.y[index].to(self._model.device)
         factor = self._recipe.factor(self._index / max(1, self._total))
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
@@ -182,16 +190,22 @@ class Training:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             logits = self._model.spec.read(call(self._module, inputs), inputs)
             state = Step(self._module, x, y, index, logits, self._index, self._total, self._generator)
-            loss = self._loss(state)
-            if not math.isfinite(float(loss.detach())):
-                raise TrainingError(
-                    f"the loss became {float(loss.detach())} at update {self._index}; use a smaller learning rate"
-                )
             self._optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            value = self._differentiate(self._loss(state))
+            self._workers.average_gradients(self._updated)
             self._optimizer.step()
         self._index += 1
-        return float(loss.detach())
+        return value
+
+    def _differentiate(self, loss: Tensor | Iterator[Tensor]) -> float:
+        total = 0.0
+        for term in [loss] if isinstance(loss, Tensor) else loss:
+            value = float(term.detach())
+            if not math.isfinite(value):
+                raise TrainingError(f"the loss became {value} at update {self._index}; use a smaller learning rate")
+            term.backward()
+            total += value
+        return total
 
     def run(self, progress: Progress | None = None) -> Classifier:
         """All updates, then the result."""
@@ -203,6 +217,7 @@ class Training:
 
     def result(self) -> Classifier:
         """The classifier as trained up to now, with everything but parameters and buffers as in the original."""
+        self._workers.average(self._module.buffers())
         result = self._original.copy()
         result.module.load_state_dict(self._module.state_dict())
         refresh(result.module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ from deepseal.adapter import Classifier, Split
 from deepseal.adapter.capture import forward_to
 from deepseal.adapter.inputs import Batch, concatenated, stored
 from deepseal.adapter.outputs import pool
-from deepseal.adapter.training import Loss, Step, cross_entropy
+from deepseal.adapter.training import Imitation, Step, cross_entropy
 from deepseal.errors import InputError
 from deepseal.watermark.carriers import check_carriers, members_of
 from deepseal.watermark.cells import cells_of, projection_of
@@ -34,7 +35,13 @@ class RobustLoss:
     """
 
     def __init__(
-        self, model: Classifier, data: Split, key: Key, scheme: DeepSigns, *, task: Loss | None = None
+        self,
+        model: Classifier,
+        data: Split,
+        key: Key,
+        scheme: DeepSigns,
+        *,
+        task: Imitation | None = None,
     ) -> None:
         self._settings, self._strength = scheme.settings(model.spec), scheme.strength
         self._centred = bool(key.public["centred"])
@@ -64,19 +71,20 @@ class RobustLoss:
                 drawn.append(self._data[members[rest]])
         return concatenated(drawn)
 
-    def __call__(self, step: Step) -> Tensor:
-        settings, generator, carriers = self._settings, step.generator, len(self._own)
+    def __call__(self, step: Step) -> Iterator[Tensor]:
+        settings, generator = self._settings, step.generator
         rate = settings.prune * float(torch.rand((), generator=generator))
         x = self._model.prepare(self._draw(generator))
         mask = self._model.spec.mask_of(x)
-        features = weathered_features(
-            step.module,
-            x,
-            self._layers,
-            prune=rate,
-            drift=settings.drift,
-            generator=generator,
-        )
+        yield (self._task or cross_entropy)(step)
+        with weathered_features(
+            step.module, x, self._layers, prune=rate, drift=settings.drift, generator=generator
+        ) as features:
+            yield self._strength * self._shortfall(features, mask)
+
+    def _shortfall(self, features: Mapping[str, Tensor], mask: Tensor | None) -> Tensor:
+        """How far the bits' scores fall short of their margins, on average."""
+        settings, carriers = self._settings, len(self._own)
         shortfall = []
         for target in self._targets:
             pooled = pool(features[target.layer], self._pool.get(target.layer, "none"), mask)
@@ -84,7 +92,7 @@ class RobustLoss:
             absolute = target.scores(means / self._norms[target.layer])
             relative = target.scores(nn.functional.normalize(means, dim=1))
             shortfall.append(torch.relu(settings.margin - absolute) + torch.relu(settings.relative_margin - relative))
-        return (self._task or cross_entropy)(step) + self._strength * torch.cat(shortfall).mean()
+        return torch.cat(shortfall).mean()
 
 
 class PaperLoss:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -103,13 +103,14 @@ class DictionLoss:
         self._signs = (2.0 * torch.from_numpy(key.message()).float() - 1.0).to(model.device, model.dtype)
         self._own = key.tensors["trigger_x"]
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: Step) -> Iterator[Tensor]:
         scheme, generator = self._scheme, step.generator
         fresh = images.gaussian(torch.randn((scheme.batch, *self._spec.shape), generator=generator), self._spec)
         own = self._own[torch.randint(len(self._own), (scheme.batch,), generator=generator)]
         x = self._spec.normalise(torch.cat([fresh, own]).to(step.logits))
         rate = scheme.prune * float(torch.rand((), generator=generator))
-        read = weathered_features(
+        yield cross_entropy(step)
+        with weathered_features(
             step.module,
             x,
             [self._layer],
@@ -117,6 +118,6 @@ class DictionLoss:
             drift=scheme.drift,
             generator=generator,
             running_statistics=True,
-        )
-        logits = self._extractor(pool(read[self._layer], self._rule, None).flatten(1)).mean(dim=0)
-        return cross_entropy(step) + scheme.strength * torch.relu(scheme.margin - self._signs * logits).mean()
+        ) as read:
+            logits = self._extractor(pool(read[self._layer], self._rule, None).flatten(1)).mean(dim=0)
+            yield scheme.strength * torch.relu(scheme.margin - self._signs * logits).mean()

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, Hook, evaluating, forward_to, hooked
 from deepseal.adapter.inputs import Batch
 
 _SAMPLE = 4096
+_LARGE = 1 << 18  # weights of a linear layer
 
 
+@contextmanager
 def weathered_features(
     module: nn.Module,
     x: Batch,
@@ -31,8 +35,8 @@ def weathered_features(
     drift: float,
     generator: torch.Generator,
     running_statistics: bool = False,
-) -> dict[str, Tensor]:
-    """Outputs of the named layers, graph attached, read through pruned and noisy weights.
+) -> Iterator[dict[str, Tensor]]:
+    """Outputs of the named layers, graph attached, read through pruned and noisy weights; differentiate inside.
 
     Batch normalisation uses the statistics of ``x`` as these weights give them, and leaves the running ones alone;
     with ``running_statistics`` it uses those, for inputs that are unlike the data.
@@ -48,7 +52,7 @@ def weathered_features(
     """
     statistics = nullcontext() if running_statistics else _batch_statistics(module)
     with weathered(module, prune=prune, drift=drift, generator=generator) as through, statistics:
-        return forward_to(module, x, layers, through=through)
+        yield forward_to(module, x, layers, through=through)
 
 
 def noisy_logits(module: nn.Module, x: Tensor, drift: float, generator: torch.Generator) -> Tensor:
@@ -69,29 +73,66 @@ def noisy_logits(module: nn.Module, x: Tensor, drift: float, generator: torch.Ge
 def weathered(
     module: nn.Module, *, prune: float, drift: float, generator: torch.Generator
 ) -> Iterator[Callable[..., Any]]:
-    """Inside, the yielded function runs the module in evaluation mode through pruned and noisy weights."""
+    """Inside, the yielded function runs the module in evaluation mode through pruned and noisy weights.
+
+    Differentiate inside too where the module recomputes activations (gradient checkpointing): it then meets the same
+    weights and the same noise again. Pruned copies of large weights are made when they are used and not kept.
+    """
     targets = {name: layer for name, layer in module.named_modules() if isinstance(layer, PARAMETRIC)}
     targets = {name: layer for name, layer in targets.items() if "weight" in layer._parameters}
-    weights = {f"{name}.weight": layer.weight for name, layer in targets.items()}
-    threshold = magnitude_quantile(list(weights.values()), prune, generator) if prune > 0 else 0.0
+    weights = [layer.weight for layer in targets.values()]
+    threshold = magnitude_quantile(weights, prune, generator) if prune > 0 else 0.0
+    seeds = torch.randint(2**62, (len(targets),), generator=generator).tolist()
     replaced: dict[str, Tensor] = {}
     hooks: list[tuple[str, Hook]] = []
-    for name, layer in targets.items():
-        weight = layer.weight
-        spread = drift * float(weight.detach().std()) if drift > 0 else 0.0
-        if prune > 0:
-            weight = nn.functional.hardshrink(weight, threshold)
+    pruned: list[nn.Linear] = []
+    for (name, layer), seed in zip(targets.items(), seeds, strict=True):
+        spread = drift * float(layer.weight.detach().std()) if drift > 0 else 0.0
         if spread > 0 and isinstance(layer, nn.Linear):
-            hooks.append((name, _linear_noise(spread, generator)))
-        elif spread > 0:
-            weight = weight + spread * torch.randn(weight.shape, generator=generator).to(weight)
-        replaced[f"{name}.weight"] = weight
+            hooks.append((name, _linear_noise(spread, seed)))
+            spread = 0.0
+        if isinstance(layer, nn.Linear) and _is_stock(layer) and layer.weight.numel() >= _LARGE:
+            pruned.append(layer)
+        else:
+            replaced[f"{name}.weight"] = _worn(layer.weight, threshold, spread, seed)
 
     def through(*args: Tensor, **named: Tensor) -> Any:
         return functional_call(module, replaced, args, named, tie_weights=False)
 
-    with evaluating(module), hooked(module, hooks):
-        yield through
+    try:
+        for linear in pruned if threshold > 0 else ():
+            vars(linear)["forward"] = partial(_pruned_linear, linear, threshold)
+        with evaluating(module), hooked(module, hooks):
+            yield through
+    finally:
+        for linear in pruned:
+            vars(linear).pop("forward", None)
+
+
+def _is_stock(layer: nn.Linear) -> bool:
+    return type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
+
+
+def _worn(weight: Tensor, threshold: float, spread: float, seed: int) -> Tensor:
+    if threshold > 0:
+        weight = nn.functional.hardshrink(weight, threshold)
+    if spread > 0:
+        weight = weight + spread * torch.randn(weight.shape, generator=_seeded(seed)).to(weight)
+    return weight
+
+
+def _pruned_linear(layer: nn.Linear, threshold: float, x: Tensor) -> Tensor:
+    """The layer's output through pruned weights, which are made again for the backward pass."""
+
+    def output(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return nn.functional.linear(x, nn.functional.hardshrink(weight, threshold), bias)
+
+    result: Tensor = checkpoint(output, x, layer.weight, layer.bias, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 @contextmanager
@@ -107,10 +148,10 @@ def _batch_statistics(module: nn.Module) -> Iterator[None]:
             layer.training, layer.track_running_stats = training, tracking
 
 
-def _linear_noise(spread: float, generator: torch.Generator) -> Hook:
+def _linear_noise(spread: float, seed: int) -> Hook:
     def add(_layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         scale: Tensor = spread * inputs[0].detach().pow(2).sum(dim=-1, keepdim=True).sqrt()
-        noise: Tensor = scale * torch.randn(output.shape, generator=generator).to(output)
+        noise: Tensor = scale * torch.randn(output.shape, generator=_seeded(seed)).to(output)
         return output + noise
 
     return add

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from deepseal.adapter import Classifier, Recipe, Split
 from deepseal.adapter.capture import PARAMETRIC, execution_order, find_layer
-from deepseal.adapter.training import Imitation, Loss, Step, Training, cross_entropy
+from deepseal.adapter.training import Imitation, Step, Training, cross_entropy
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, expand_normal, fresh_secret
@@ -144,7 +145,7 @@ class WeightLoss:
         self._scheme, self._key = scheme, key
         layer, _ = place_of(key)
         self._layer = layer
-        self._task: Loss = cross_entropy if model.spec.num_classes else Imitation(model)
+        self._task: Callable[[Step], Tensor] = cross_entropy if model.spec.num_classes else Imitation(model)
         signed = projection_of(key) * (2.0 * key.message()[:, None] - 1.0)
         self._projection = torch.from_numpy(signed).to(model.device, model.dtype)
         original = scheme.vector(scheme.observe(model, key).values["weight"], key)

@@ -74,10 +74,10 @@ class Decoder(nn.Module):
 class Recurrent(nn.Module):
     """Frames (N, T, 8) through an LSTM; ``first`` gives (T, N, …) inside."""
 
-    def __init__(self, classes: int, batch_first: bool = True) -> None:
+    def __init__(self, classes: int, batch_first: bool = True, width: int = 32) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(8, 32, num_layers=2, batch_first=batch_first)
-        self.dense, self.head = nn.Linear(32, 32), nn.Linear(32, classes)
+        self.lstm = nn.LSTM(8, width, num_layers=2, batch_first=batch_first)
+        self.dense, self.head = nn.Linear(width, width), nn.Linear(width, classes)
         self.batch_first = batch_first
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class OneLogit(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 1)
+        self.first, self.second, self.head = nn.Linear(64, 256), nn.Linear(256, 256), nn.Linear(256, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.relu(self.second(torch.relu(self.first(x.flatten(1)))))
@@ -148,12 +148,12 @@ TOKENS = {
 }
 
 
-def encoder(num_classes: int = 0) -> Classifier:
+def encoder(num_classes: int = 0, width: int = 32) -> Classifier:
     """Masked tokens; an embedding, or classes."""
     torch.manual_seed(0)
     chosen = ("scores.0", "mask") if num_classes else ("hidden", "mask")
     spec = InputSpec((), num_classes, fields=TOKENS, output=chosen[0], reduce=chosen[1])
-    return Classifier(Encoder(num_classes or 4), spec)
+    return Classifier(Encoder(num_classes or 4, width), spec)
 
 
 def sentences(count: int, seed: int = 0) -> Inputs:

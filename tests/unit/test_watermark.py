@@ -281,26 +281,27 @@ class TestDeepSigns:
 class TestWeathering:
     def test_without_weather_it_is_the_plain_reading(self, base, digits):
         x = base.prepare(digits.test.x[:5])
-        read = weathered_features(base.module, x, ["fc1", "fc2"], prune=0.0, drift=0.0, generator=Rng(0).torch())
         plain = base.features(digits.test.x[:5], ["fc1", "fc2"])
-        assert all(torch.allclose(read[name].detach(), plain[name], atol=1e-5) for name in plain)
+        with weathered_features(base.module, x, list(plain), prune=0.0, drift=0.0, generator=Rng(0).torch()) as read:
+            assert all(torch.allclose(read[name].detach(), plain[name], atol=1e-5) for name in plain)
 
     def test_pruning_matches_the_attack(self, base, digits):
         from deepseal.attacks import REMOVAL
 
         pruned = REMOVAL.build("prune", {"sparsity": 0.8}).remove(base, digits.train, rng=Rng(0)).model
         x = digits.test.x[:20]
-        read = weathered_features(base.module, base.prepare(x), ["fc2"], prune=0.8, drift=0.0, generator=Rng(0).torch())
-        a, b = read["fc2"].detach(), pruned.features(x, ["fc2"])["fc2"]
+        given, generator = base.prepare(x), Rng(0).torch()
+        with weathered_features(base.module, given, ["fc2"], prune=0.8, drift=0.0, generator=generator) as read:
+            a, b = read["fc2"].detach(), pruned.features(x, ["fc2"])["fc2"]
         assert float(torch.corrcoef(torch.stack([a.reshape(-1), b.reshape(-1)]))[0, 1]) > 0.98
 
     def test_noise_on_outputs_has_the_moments_of_noise_on_weights(self, base, digits):
         x = base.prepare(digits.test.x[:1])
         generator = Rng(0).torch()
-        reads = [
-            weathered_features(base.module, x, ["fc1"], prune=0.0, drift=0.5, generator=generator)["fc1"].detach()
-            for _ in range(400)
-        ]
+        reads = []
+        for _ in range(400):
+            with weathered_features(base.module, x, ["fc1"], prune=0.0, drift=0.5, generator=generator) as read:
+                reads.append(read["fc1"].detach())
         spread = torch.stack(reads).std(dim=0).mean()
         weight = base.module.fc1.weight.detach()
         expected = 0.5 * weight.std() * x.flatten().norm()
@@ -310,9 +311,35 @@ class TestWeathering:
         model = base.copy()
         with no_trace(model):
             x = model.prepare(digits.test.x[:5])
-            read = weathered_features(model.module, x, ["fc2"], prune=0.5, drift=0.5, generator=Rng(0).torch())
-            (gradient,) = torch.autograd.grad(read["fc2"].sum(), model.module.fc1.weight)
+            with weathered_features(model.module, x, ["fc2"], prune=0.5, drift=0.5, generator=Rng(0).torch()) as read:
+                (gradient,) = torch.autograd.grad(read["fc2"].sum(), model.module.fc1.weight)
         assert gradient.abs().sum() > 0
+
+    @pytest.mark.parametrize("threshold", [1, 1 << 60])
+    def test_pruned_copies_that_are_not_kept_give_the_same_gradients(self, base, digits, monkeypatch, threshold):
+        monkeypatch.setattr("deepseal.watermark.robust._LARGE", threshold)
+        x, module, generator = base.prepare(digits.test.x[:5]), base.copy().module, Rng(0).torch()
+        with weathered_features(module, x, ["fc2"], prune=0.5, drift=0.1, generator=generator) as read:
+            gradients = torch.autograd.grad(read["fc2"].pow(2).sum(), [module.fc1.weight, module.fc2.weight])
+        assert "forward" not in vars(module.fc1)
+        assert [round(float(g.norm()), 3) for g in gradients] == pytest.approx(self.norms(base, digits), rel=1e-4)
+
+    def norms(self, base, digits):
+        from torch.nn.functional import hardshrink, linear
+
+        from deepseal.watermark.robust import magnitude_quantile
+
+        x, module, generator = base.prepare(digits.test.x[:5]).flatten(1), base.copy().module, Rng(0).torch()
+        layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)}
+        level = magnitude_quantile([layer.weight for layer in layers.values()], 0.5, generator)
+        seeds = dict(zip(layers, torch.randint(2**62, (len(layers),), generator=generator).tolist(), strict=True))
+        for name in ("fc1", "fc2"):
+            layer = layers[name]
+            size = 0.1 * float(layer.weight.detach().std()) * x.detach().norm(dim=1, keepdim=True)
+            x = linear(x, hardshrink(layer.weight, level), layer.bias)
+            x = x + size * torch.randn(x.shape, generator=torch.Generator().manual_seed(seeds[name]))
+            x = torch.relu(x) if name == "fc1" else x
+        return [float(g.norm()) for g in torch.autograd.grad(x.pow(2).sum(), [module.fc1.weight, module.fc2.weight])]
 
 
 class TestVerify:
