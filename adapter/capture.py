@@ -149,6 +149,8 @@ def execution_order(module: nn.Module, x: Batch) -> list[tuple[str, nn.Module, t
 def running_from(module: nn.Module, x: Batch, layers: Sequence[str]) -> list[str]:
     """Qualified names of the modules with parameters of their own that run no earlier than the first of the layers.
 
+    Where that is no linear, convolutional or recurrent layer, such as a normalisation, the one before it counts too.
+
     Raises:
         UnknownNameError: an unknown layer.
     """
@@ -166,6 +168,8 @@ def running_from(module: nn.Module, x: Batch, layers: Sequence[str]) -> list[str
         for handle in handles:
             handle.remove()
     first = next((place for place, layer in enumerate(started) if id(layer) in wanted), len(started))
+    while 0 < first < len(started) and not isinstance(started[first], PARAMETRIC + RECURRENT):
+        first -= 1
     late, early = ({id(layer) for layer in part} for part in (started[first:], started[:first]))
     return [name for name, layer in own.items() if id(layer) in late - early]
 

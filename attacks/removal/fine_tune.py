@@ -32,7 +32,12 @@ class FineTune(Parameters):
     batch_size: int | None = parameter(None, "none takes the owner's", minimum=2)
 
     def remove(self, model: Classifier, data: Split, *, rng: Rng, progress: Progress | None = None) -> Removed:
-        """Train on, with a fresh optimiser state."""
+        """Train on, with a fresh optimiser state.
+
+        Raises:
+            InputError: a model without classes, which has no labels to be tuned to; or data that do not fit the model.
+        """
+        model.spec.require_classes()
         recipe, source = self._recipe(model)
         last = output_layer(model)
         start = reinitialise(model, last, rng.child("reset")) if self.mode in ("rtll", "rtal") else model
