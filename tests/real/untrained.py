@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import photos
 import torch
-from subject import GENTLE, Measured, Subject, answers
+from subject import Measured, Subject, answers
 from torch import Tensor, nn
 from torchvision import models
 
@@ -77,7 +77,7 @@ UNTRAINED = {
         functools.partial(_unchanged, build),
         {"shape": (3, SIZE, SIZE), "num_classes": CLASSES},
         packages=("skimage",),
-        params={**GENTLE, "groups": 16, "batch": 1},
+        params={"groups": 16, "batch": 1, "batch_size": 16, "steps": 60},
     )
     for name, build in {
         "resnet-18": resnet18,
