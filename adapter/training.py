@@ -31,6 +31,7 @@ class Recipe(Parameters):
 
     optimizer: str = parameter("adam", "update rule", choices=("adam", "adamw", "sgd"))
     learning_rate: float = parameter(1e-3, "step size", minimum=1e-9, maximum=10.0)
+    relative: bool = parameter(False, "step size in units of each weight tensor's root mean square, 0.001 at least")
     epochs: int = parameter(10, "passes over the training data", minimum=0, maximum=10_000)
     steps: int | None = parameter(None, "number of updates, instead of epochs", minimum=0)
     batch_size: int = parameter(128, "samples an update", minimum=2)
@@ -155,7 +156,9 @@ class Training:
         self._updated = [*parameters, *(tensor for tensor, _ in extra)]
         if evaluating:
             self._module.eval()
-        groups = [{"params": parameters, "lr": recipe.learning_rate}]
+        groups: list[dict[str, object]] = [{"params": parameters, "lr": recipe.learning_rate}]
+        if recipe.relative:
+            groups = [{"params": [tensor], "lr": recipe.learning_rate * _size(tensor)} for tensor in parameters]
         groups += [{"params": [tensor], "lr": learning_rate} for tensor, learning_rate in extra]
         self._optimizer = _optimizer(recipe, groups)
         self._base_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
@@ -311,6 +314,11 @@ def reinitialise(model: Classifier, layer: str, rng: Rng) -> Classifier:
             raise InputError("a layer that can be reset", found=f"{layer} ({type(target).__name__})", do="name another")
         target.reset_parameters()
     return result
+
+
+def _size(tensor: Tensor) -> float:
+    """Root mean square, or 0.001 where it is less (Shazeer, Stern, 2018, section 8)."""
+    return max(1e-3, float(tensor.detach().float().pow(2).mean().sqrt()))
 
 
 def _optimizer(recipe: Recipe, groups: list[dict[str, object]]) -> torch.optim.Optimizer:

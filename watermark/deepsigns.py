@@ -81,7 +81,9 @@ class DeepSigns(Parameters):
     drift: float | None = parameter(None, "weight noise it is read through", minimum=0.0, maximum=10.0)
     hold: float | None = parameter(None, "weight of keeping the outputs (gentle)", minimum=0.0, maximum=1e6)
     steps: int | None = parameter(None, "updates", minimum=1, maximum=1_000_000)
-    learning_rate: float | None = parameter(None, "step size of Adam", minimum=1e-9, maximum=10.0)
+    learning_rate: float | None = parameter(
+        None, "step size of Adam; of gentle: in units of each weight tensor's size", minimum=1e-9, maximum=10.0
+    )
     batch: int | None = parameter(None, "inputs a carrier and update", minimum=1, maximum=1024)
     batch_size: int | None = parameter(None, "inputs of the task an update", minimum=2)
 
@@ -163,6 +165,7 @@ class DeepSigns(Parameters):
             learning_rate=settings.learning_rate,
             schedule="cosine",
             batch_size=settings.batch_size,
+            relative=task is not None,
         )
         return Training(
             start or model,

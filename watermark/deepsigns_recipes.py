@@ -15,7 +15,8 @@ class Settings:
         prune: highest pruning rate the mark is read through.
         drift: weight noise it is read through, in standard deviations of a layer's weights.
         hold: weight of keeping the model's own outputs; None where labels are kept instead.
-        steps, learning_rate: updates of Adam, and its step size.
+        steps, learning_rate: updates of Adam, and its step size; where outputs are kept, in units of each weight
+            tensor's root mean square, which is ten times as large in one pretrained network as in another.
         batch: inputs a carrier and update.
         batch_size: inputs of the task an update.
     """
@@ -50,9 +51,9 @@ GENTLE = Settings(
     relative_margin=3.0,
     prune=0.2,
     drift=0.1,
-    hold=30.0,
+    hold=10.0,
     steps=100,
-    learning_rate=2e-4,
+    learning_rate=1e-2,
     batch=4,
     batch_size=32,
 )

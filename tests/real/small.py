@@ -204,18 +204,16 @@ def foretold(module: nn.Module) -> Measured:
     return {"next pixel": right, "1 / perplexity": float(torch.exp(-F.cross_entropy(scores, wanted)))}
 
 
-QUICK = {"learning_rate": 1e-3}  # of networks as small as these
 ROWS = {"shape": (8, 8), "num_classes": 10}
 PIXELS = {"shape": (-1,), "integer": True, "num_classes": 0, "bounds": (0, LEVELS - 1), "reduce": "all"}
 
 
 def _classifier(build: Callable[[], nn.Module]) -> Subject:
-    params = {**QUICK, "groups": 16}
-    return Subject(build, lambda: rows(digits()[0]), told, ROWS, labels=lambda: digits()[1], params=params)
+    return Subject(build, lambda: rows(digits()[0]), told, ROWS, labels=lambda: digits()[1], params={"groups": 16})
 
 
 SMALL = {
     "experts": _classifier(mixture_of_experts),
     "mamba": _classifier(mamba),
-    "decoder": Subject(decoder, lambda: digits()[0], foretold, PIXELS, params=QUICK),
+    "decoder": Subject(decoder, lambda: digits()[0], foretold, PIXELS),
 }

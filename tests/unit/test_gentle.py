@@ -9,8 +9,9 @@ import torch
 from networks import encoder, sentences
 from torch import nn
 
-from deepseal.adapter import Split
+from deepseal.adapter import Classifier, InputSpec, Recipe, Split
 from deepseal.adapter.capture import running_from
+from deepseal.adapter.training import Training
 from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError
 from deepseal.rng import Rng
@@ -42,3 +43,20 @@ def test_a_normalisation_is_marked_through_the_layer_before_it():
 def test_a_model_without_classes_has_no_labels_to_be_tuned_to():
     with pytest.raises(InputError, match="a model with classes"):
         REMOVAL.build("fine-tune", {"epochs": 1}).remove(encoder(), Split.unlabelled(sentences(8)), rng=Rng(0))
+
+
+@pytest.mark.parametrize("size", [0.01, 10.0])
+def test_relative_steps_are_as_large_as_the_weights(size):
+    module = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False))
+    with torch.no_grad():
+        for scale, layer in zip((size, 1.0), module, strict=True):
+            layer.weight.copy_(scale * torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(0)))
+    model = Classifier(module, InputSpec(shape=(4,), num_classes=2))
+    data = Split(torch.rand(8, 4), torch.arange(8) % 2)
+    recipe = Recipe(steps=1, learning_rate=1e-2, relative=True, batch_size=8)
+    after = Training(model, data, recipe=recipe, rng=Rng(0)).run().module
+    for before, changed in zip(module.parameters(), after.parameters(), strict=True):
+        step = (changed - before).detach().pow(2).mean().sqrt() / before.detach().pow(2).mean().sqrt()
+        assert float(step) == pytest.approx(
+            1e-2, rel=0.05
+        )  # Adam's first update is the step size, whatever the gradient
