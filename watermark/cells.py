@@ -28,6 +28,7 @@ from deepseal.watermark.key import Key
 
 _PROBES = 3
 _NARROW = 32  # features; a router or a gate is no place for bits
+_WEIGHTS = 8  # a bit, where nothing before the layer changes
 _LARGEST = 16384  # values of a map that are projected one by one
 _CHANNELS_FIRST = (
     nn.Conv1d,
@@ -64,10 +65,17 @@ class LayerCapacity:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How a layer's output becomes the vector that holds bits: the pooling rule, and the shape of what it gives."""
+    """How a layer's output becomes the vector that holds bits.
+
+    Attributes:
+        pool: the rule, one of ``outputs.POOLS``.
+        shape: of what it gives.
+        weights: number of parameters of the layer that computes the output; 0 where nobody asked.
+    """
 
     pool: str
     shape: tuple[int, ...]
+    weights: int = 0
 
     @property
     def width(self) -> int:
@@ -90,19 +98,23 @@ def hidden_layers(model: Classifier, pool: str = "auto") -> list[tuple[str, str,
         InputError: a model without a hidden layer.
     """
     order = _orderly(model)
-    found: list[tuple[str, nn.Module, tuple[int, ...]]] = []
+    found: list[tuple[str, nn.Module, tuple[int, ...], int]] = []
     for position, (name, layer, shape) in enumerate(order):
         if not isinstance(layer, PARAMETRIC + RECURRENT):
             continue
+        weights = sum(tensor.numel() for tensor in layer.parameters())
         after = order[position + 1] if position + 1 < len(order) else None
         if after is not None and isinstance(after[1], NORMALISATION) and after[2] == shape:
             name, layer = after[0], after[1]
-        found.append((name, layer, shape))
+        found.append((name, layer, shape, weights))
     if len(found) < 2:
         raise InputError("a model with a hidden linear or convolutional layer", found="none", do="name layers yourself")
-    inside = [(name, layer) for name, layer, shape in found[:-1] if shape]
-    readings = layer_readings(model, [name for name, _ in inside], pool)
-    return [(name, type(layer).__name__, readings[name]) for name, layer in inside]
+    inside = [(name, layer, weights) for name, layer, shape, weights in found[:-1] if shape]
+    readings = layer_readings(model, [name for name, *_ in inside], pool)
+    return [
+        (name, type(layer).__name__, dataclasses.replace(readings[name], weights=weights))
+        for name, layer, weights in inside
+    ]
 
 
 def thin_layers(
@@ -114,12 +126,14 @@ def thin_layers(
         hidden: all of them, in order.
         bits: length of the message.
         carriers: number of carriers.
-        inner: leave out the last, which is nearly the answer, and prefer the wider half of the later layers, where
-            bits find directions that the answer hardly depends on.
+        inner: leave out the last, which is nearly the answer, and those with too few weights to move so many means by
+            themselves; prefer the wider half of the later layers, where bits find directions that the answer hardly
+            depends on.
     """
     usable = [row for row in hidden if row[2].width >= _NARROW] or list(hidden)
     if inner:
-        within = [row for row in usable if row is not hidden[-1]] or usable
+        able = [row for row in usable if row[2].weights >= _WEIGHTS * row[2].advised * carriers] or usable
+        within = [row for row in able if row is not hidden[-1]] or able
         later = within[len(within) // 2 :]
         widest = sorted(later, key=lambda row: row[2].width)[-len(later) // 2 :]
         usable = [row for row in within if row in widest]

@@ -34,7 +34,8 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.embed = nn.Linear(8, width)
         self.place = nn.Parameter(0.1 * torch.randn(8, width))
-        self.mix = nn.ModuleList(nn.Conv1d(8, 8, 1) for _ in range(blocks))
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(blocks))
+        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(blocks))
         self.gate = nn.ModuleList(nn.Linear(width, experts, bias=False) for _ in range(blocks))
         self.norm = nn.ModuleList(nn.LayerNorm(width) for _ in range(blocks))
         self.experts = nn.ModuleList(
@@ -47,8 +48,9 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.embed(x) + self.place
-        for mix, gate, norm, experts in zip(self.mix, self.gate, self.norm, self.experts, strict=True):
-            h = h + mix(h)
+        parts = zip(self.qkv, self.out, self.gate, self.norm, self.experts, strict=True)
+        for qkv, out_proj, gate, norm, experts in parts:
+            h = h + out_proj(F.scaled_dot_product_attention(*qkv(h).chunk(3, dim=-1)))
             tokens = norm(h).flatten(0, 1)
             score, chosen = gate(tokens).topk(2, dim=1)
             score = score.softmax(dim=1)

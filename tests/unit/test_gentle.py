@@ -15,6 +15,7 @@ from deepseal.adapter.training import Training
 from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError
 from deepseal.rng import Rng
+from deepseal.watermark.cells import hidden_layers, thin_layers
 
 NORMALISED = nn.Sequential(
     OrderedDict(
@@ -38,6 +39,30 @@ def test_a_marked_layer_and_all_that_run_later():
 def test_a_normalisation_is_marked_through_the_layer_before_it():
     assert running_from(NORMALISED, X, ["norm"]) == ["second", "norm", "head"]
     assert running_from(NORMALISED, X, ["act"]) == ["second", "norm", "head"]
+
+
+def test_a_layer_of_few_weights_is_left_alone():
+    rows = nn.Sequential(
+        OrderedDict(
+            first=nn.Linear(8, 64),
+            act=nn.ReLU(),
+            second=nn.Linear(64, 64),
+            mix=nn.Conv1d(8, 8, 1),
+            third=nn.Linear(64, 64),
+            flatten=nn.Flatten(),
+            head=nn.Linear(512, 4),
+        )
+    )
+    model = Classifier(rows, InputSpec(shape=(8, 8), num_classes=0))
+    hidden = hidden_layers(model)
+    assert {name: reading.weights for name, _, reading in hidden} == {
+        "first": 8 * 64 + 64,
+        "second": 64 * 64 + 64,
+        "mix": 8 * 8 + 8,
+        "third": 64 * 64 + 64,
+    }
+    assert "mix" in thin_layers(hidden, 256, 16)
+    assert thin_layers(hidden, 256, 16, inner=True) == ["second"]
 
 
 def test_a_model_without_classes_has_no_labels_to_be_tuned_to():
