@@ -46,7 +46,7 @@ def keygen(
     data: Data,
     out: Out,
     owner: Annotated[str, typer.Option("--owner", help="Text of the message, such as the owner's name.")],
-    scheme: Annotated[str, typer.Option("--scheme", help="Watermarking scheme; `deepseal info` lists them.")] = "deepsigns",
+    scheme: Annotated[str, typer.Option("--scheme", help="Watermarking scheme (see `deepseal info`).")] = "deepsigns",
     param: Params = None,
     independent: Annotated[
         list[Path] | None,

@@ -22,6 +22,7 @@ from deepseal.watermark.ewe import soft_nearest_neighbour
 from deepseal.watermark.independent import fresh, independent_models
 from deepseal.watermark.latent_density import LatentDensity
 from deepseal.watermark.le_merrer import LeMerrer, signed_gradient_step
+from deepseal.watermark.robust import noisy_logits, weathered_features
 from deepseal.watermark.triggers import TriggerLoss, labels_of
 from deepseal.watermark.verify import strangers
 from deepseal.watermark.zhang import Zhang
@@ -184,6 +185,25 @@ def test_triggers_leave_the_statistics_of_normalisation_to_the_data(digits):
     plain = train(model, some, recipe=recipe, rng=Rng(1)).module
     assert torch.equal(marked.norm1.running_mean, plain.norm1.running_mean)
     assert not torch.equal(marked.norm1.running_mean, model.module.norm1.running_mean)
+
+
+def test_noise_is_on_the_weights_and_statistics_stay(digits, no_trace):
+    """Without drift: the answers in evaluation mode, running statistics too; with it they spread and gradients flow."""
+    model = initialise("deepseal.adapter.zoo:cnn", digits.spec, Rng(0))
+    x = digits.test.x[:6]
+    with no_trace(model):
+        still = noisy_logits(model.module, model.prepare(x), 0.0, Rng(0).torch())
+        assert torch.allclose(still.detach(), model.query(x), atol=1e-5)
+        name = ["fc1"]
+        kept = {"prune": 0.0, "drift": 0.0, "generator": Rng(0).torch()}
+        read = weathered_features(model.module, model.prepare(x), name, running_statistics=True, **kept)["fc1"]
+        assert torch.allclose(read.detach(), model.features(x, name)["fc1"], atol=1e-5)
+        other = weathered_features(model.module, model.prepare(x), name, **kept)["fc1"]
+        assert not torch.allclose(other.detach(), read.detach(), atol=1e-2)
+        noisy = noisy_logits(model.module, model.prepare(x), 0.5, Rng(0).torch())
+        assert not torch.allclose(noisy.detach(), still.detach(), atol=1e-3)
+        (gradient,) = torch.autograd.grad(noisy.sum(), model.module.conv1.weight)
+    assert gradient.abs().sum() > 0
 
 
 def test_the_loss_reads_the_key_s_labels(base, digits):
