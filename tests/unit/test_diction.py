@@ -11,12 +11,14 @@ from models import trained
 from scipy import stats
 
 from deepseal.adapter import InputSpec, initialise
+from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError
 from deepseal.rng import Rng
 from deepseal.watermark import Key, embed, extract, verify
 from deepseal.watermark.diction import Diction, extractor_of
 from deepseal.watermark.diction_extractor import Extractor
 from deepseal.watermark.verify import strangers
+from deepseal.watermark.verify_aligned import verify_aligned
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,12 @@ def test_convolutions_with_normalisation(digits):
     some = digits.train.take(torch.arange(300))
     key = Diction(bits=48, steps=150).keygen(model, some, owner="me", rng=Rng(0))
     assert verify(embed(model, some, key, rng=Rng(1)), key).verdict == "owned"
+
+
+def test_permuted_neurons_hide_it_and_alignment_finds_it(own, copy, base, digits):
+    moved = REMOVAL.build("permute", {}).remove(copy, digits.train, rng=Rng(4)).model
+    assert verify(moved, own).verdict == "not-owned"
+    assert verify_aligned(moved, own, base, max_false_positive=1e-9).verification.verdict == "owned"
 
 
 def test_suspects_that_cannot_be_read(own, copy, digits):

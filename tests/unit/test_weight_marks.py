@@ -11,6 +11,7 @@ from models import trained
 from scipy import stats
 
 from deepseal.adapter import Classifier, InputSpec, initialise
+from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError
 from deepseal.rng import Rng
 from deepseal.watermark import SCHEMES, Key, embed, extract, verify
@@ -18,6 +19,7 @@ from deepseal.watermark.hash_bound import HashBound, filtered
 from deepseal.watermark.scheme import scheme_of
 from deepseal.watermark.uchida import Uchida
 from deepseal.watermark.verify import strangers
+from deepseal.watermark.verify_aligned import verify_aligned
 from deepseal.watermark.weights import projection_of
 
 NAMES = ("uchida", "hash-bound")
@@ -74,6 +76,14 @@ class TestBoth:
         half = marked.copy()
         half.module.to(torch.bfloat16)
         assert verify(half, key, max_false_positive=1e-9).verdict == "owned"
+
+    def test_permuted_neurons_hide_it_and_alignment_finds_it(self, name, marks, base, digits):
+        key, marked = marks[name]
+        moved = REMOVAL.build("permute", {}).remove(marked, digits.train, rng=Rng(4)).model
+        assert verify(moved, key).verdict == "not-owned"
+        assert verify_aligned(moved, key, base, max_false_positive=1e-9).verification.verdict == "owned"
+        innocent = verify_aligned(trained(digits, 250, epochs=3), key, base).verification
+        assert innocent.verdict != "owned"
 
     def test_paper_recipe_embeds_too(self, name, base, digits):
         key = SCHEMES.build(name, {"recipe": "paper", "bits": 64}).keygen(base, digits.train, owner="me", rng=Rng(0))
