@@ -131,7 +131,7 @@ def innocents_cell(bench: AlignBench, run: Run, scheme: DeepSigns, kind: str, pa
             row[name] = {part: read[part] for part in ("verdict", "bits", "bit_errors", "p_value")}
             if "alignment" in read:
                 row[name]["matched"] = [group["matched_share"] for group in read["alignment"]["groups"]]
-        view = aligned_view(bench.marked(scheme), other, gate=HIGH_GATE, minimum=0.1)
+        view = aligned_view(bench.marked(scheme), other, gate=HIGH_GATE, minimum=0.2)
         high = verify(view, key, max_false_positive=RATE)
         row[HIGH] = {"verdict": high.verdict, "bits": high.bits, "bit_errors": high.bit_errors}
         rows.append(row)
