@@ -13,7 +13,7 @@ from deepseal.adapter.wiring import wiring_of
 from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError
 from deepseal.rng import Rng
-from deepseal.watermark import DeepSigns, aligned_view, embed, verify, verify_aligned
+from deepseal.watermark import SCHEMES, DeepSigns, aligned_view, embed, verify, verify_aligned
 from deepseal.watermark.align import align
 from deepseal.watermark.aligned import in_terms_of
 from deepseal.watermark.matching import Rows, chance_cosine, match, similarity
@@ -120,6 +120,17 @@ class TestUndoes:
             ours, theirs = (v.reshape(64, channels, -1).transpose(0, 1).flatten(1) for v in (ours, theirs))
             alike = nn.functional.cosine_similarity(ours, theirs)
             assert alike[ours.norm(dim=1) > 1e-4].min() > 0.999, name
+
+
+@pytest.mark.parametrize("name", [n for n in SCHEMES.names() if SCHEMES.get(n).access == "white-box"])
+def test_every_scheme_that_reads_weights_or_activations(name, base, digits):
+    scheme = SCHEMES.build(name, {"bits": 64})
+    key = scheme.keygen(base, digits.train, owner="me", rng=Rng(1))
+    marked = embed(base, digits.train, key, rng=Rng(2))
+    suspect = attacked(marked, digits.train, SCRAMBLE)
+    for original in (base, marked):
+        result = verify_aligned(suspect, key, original).verification
+        assert (result.verdict, result.bits, result.bit_errors) == ("owned", 64, 0)
 
 
 class TestView:
