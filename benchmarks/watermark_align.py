@@ -251,7 +251,7 @@ def _innocent_lines(models: list[dict[str, Any]]) -> list[str]:
             columns.append(f"{_owned(rows)} of {len(rows)}, {rest}")
         total = rate(_owned([row[name] for row in models]), len(models))
         shown = f"{total.count} of {total.n}, {100 * total.low:.1f} to {100 * total.high:.1f} %"
-        what = {READINGS[0]: READINGS[0], HIGH: f"marked, gate {HIGH_GATE:g} (not used: it makes evidence)"}
+        what = {READINGS[0]: READINGS[0], HIGH: f"marked, gate {HIGH_GATE:g} (not used)"}
         lines.append(f"| {what.get(name, f'aligned to the {name} model')} | " + " | ".join(columns) + f" | {shown} |")
     return [*lines, ""]
 
