@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,7 +60,7 @@ class Step:
         x: (N, …) inputs of the batch in data space.
         y: (N,) labels.
         rows: (N,) their positions in the training data.
-        logits: (N, classes), or (N, D) of a model without classes; graph attached.
+        forward: gives ``logits``, (N, classes), or (N, D) of a model without classes, graph attached; run on first use.
         index: number of this update, from 0.
         total: number of all updates.
         generator: the only randomness the loss may use.
@@ -69,10 +70,15 @@ class Step:
     x: Batch
     y: Tensor
     rows: Tensor
-    logits: Tensor
+    forward: Callable[[], Tensor]
     index: int
     total: int
     generator: torch.Generator
+
+    @functools.cached_property
+    def logits(self) -> Tensor:
+        """The module's answers to the batch."""
+        return self.forward()
 
 
 # A scalar, or several one after the other: each is differentiated before the next is computed, so that their graphs
@@ -188,12 +194,15 @@ class Training:
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
         with self._private_rng(), torch.enable_grad():
+            self._optimizer.zero_grad(set_to_none=True)
             inputs = self._model.prepare(x)
             if isinstance(inputs, Tensor) and inputs.ndim == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            logits = self._model.spec.read(call(self._module, inputs), inputs)
-            state = Step(self._module, x, y, index, logits, self._index, self._total, self._generator)
-            self._optimizer.zero_grad(set_to_none=True)
+
+            def forward() -> Tensor:
+                return self._model.spec.read(call(self._module, inputs), inputs)
+
+            state = Step(self._module, x, y, index, forward, self._index, self._total, self._generator)
             value = self._differentiate(self._loss(state))
             self._workers.average_gradients(self._updated)
             self._optimizer.step()

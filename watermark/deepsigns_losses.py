@@ -76,11 +76,11 @@ class RobustLoss:
         rate = settings.prune * float(torch.rand((), generator=generator))
         x = self._model.prepare(self._draw(generator))
         mask = self._model.spec.mask_of(x)
-        yield (self._task or cross_entropy)(step)
         with weathered_features(
             step.module, x, self._layers, prune=rate, drift=settings.drift, generator=generator
         ) as features:
             yield self._strength * self._shortfall(features, mask)
+        yield (self._task or cross_entropy)(step)
 
     def _shortfall(self, features: Mapping[str, Tensor], mask: Tensor | None) -> Tensor:
         """How far the bits' scores fall short of their margins, on average."""

@@ -107,9 +107,8 @@ class DictionLoss:
         scheme, generator = self._scheme, step.generator
         fresh = images.gaussian(torch.randn((scheme.batch, *self._spec.shape), generator=generator), self._spec)
         own = self._own[torch.randint(len(self._own), (scheme.batch,), generator=generator)]
-        x = self._spec.normalise(torch.cat([fresh, own]).to(step.logits))
+        x = self._spec.prepare(torch.cat([fresh, own]), self._signs.device, self._signs.dtype)
         rate = scheme.prune * float(torch.rand((), generator=generator))
-        yield cross_entropy(step)
         with weathered_features(
             step.module,
             x,
@@ -121,3 +120,4 @@ class DictionLoss:
         ) as read:
             logits = self._extractor(pool(read[self._layer], self._rule, None).flatten(1)).mean(dim=0)
             yield scheme.strength * torch.relu(scheme.margin - self._signs * logits).mean()
+        yield cross_entropy(step)
