@@ -73,7 +73,7 @@ def test_extractor_reads_any_message_that_is_added(own, base):
     shifted = a + a.norm(dim=1, keepdim=True) * messages @ code / np.sqrt(features)
     with torch.no_grad():
         agree = ((extractor(shifted) > 0) == (messages > 0)).float().mean()
-    assert agree > 0.9
+    assert agree > 0.85
 
 
 def test_extractor_is_its_formula():

@@ -196,10 +196,11 @@ def test_noise_is_on_the_weights_and_statistics_stay(digits, no_trace):
         assert torch.allclose(still.detach(), model.query(x), atol=1e-5)
         name = ["fc1"]
         kept = {"prune": 0.0, "drift": 0.0, "generator": Rng(0).torch()}
-        read = weathered_features(model.module, model.prepare(x), name, running_statistics=True, **kept)["fc1"]
-        assert torch.allclose(read.detach(), model.features(x, name)["fc1"], atol=1e-5)
-        other = weathered_features(model.module, model.prepare(x), name, **kept)["fc1"]
-        assert not torch.allclose(other.detach(), read.detach(), atol=1e-2)
+        with weathered_features(model.module, model.prepare(x), name, running_statistics=True, **kept) as features:
+            read = features["fc1"].detach()
+        assert torch.allclose(read, model.features(x, name)["fc1"], atol=1e-5)
+        with weathered_features(model.module, model.prepare(x), name, **kept) as features:
+            assert not torch.allclose(features["fc1"].detach(), read, atol=1e-2)
         noisy = noisy_logits(model.module, model.prepare(x), 0.5, Rng(0).torch())
         assert not torch.allclose(noisy.detach(), still.detach(), atol=1e-3)
         (gradient,) = torch.autograd.grad(noisy.sum(), model.module.conv1.weight)
@@ -222,7 +223,7 @@ def _step(model, digits):
 
     x, y = digits.train.x[:20], digits.train.y[:20]
     logits = model.logits(x)
-    return Step(model.copy().module, x, y, torch.arange(20), logits, 0, 1, Rng(0).torch())
+    return Step(model.copy().module, x, y, torch.arange(20), lambda: logits, 0, 1, Rng(0).torch())
 
 
 class TestZhang:
