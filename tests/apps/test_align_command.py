@@ -139,7 +139,7 @@ def test_a_network_of_the_owner_s_own(tmp_path, deepseal, digits, monkeypatch):
     for options in (["--arch", "own_net:net"], ["--align-arch", "own_net:net"]):
         code, out, err = deepseal(tmp_path, *line, *options)
         assert code == 0, err
-        assert json.loads(out)["results"]["bit_errors"] <= 5  # of 128: base is the unmarked original
+        assert json.loads(out)["results"]["bit_errors"] <= 8  # 48 inputs a neuron are few, and some stay unmatched
 
 
 def test_files_of_other_widths(stolen, tmp_path):
