@@ -204,8 +204,9 @@ def _geometric_mean(factors: list[Floats]) -> Floats:
 
 
 def _weight(module: nn.Module, name: str, block: int) -> Floats:
-    """(outputs, neurons read, weights a neuron) of a layer."""
+    """(outputs, neurons read, weights a neuron) of a layer; what is no number says as little as 0."""
     weight: Tensor = module.get_submodule(name).get_parameter("weight").detach().double().cpu()
+    weight = torch.nan_to_num(weight, nan=0.0, posinf=0.0, neginf=0.0)
     return np.asarray(weight.reshape(weight.shape[0], weight.shape[1] // block, -1).numpy())
 
 

@@ -175,6 +175,22 @@ class TestRefuses:
             assert both.verification.verdict == "inconclusive"
             assert both.alignment["groups"][0]["matched_share"] < 0.01
 
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38, 0.0])
+    def test_weights_that_are_no_weights(self, value, base, marked, key):
+        broken = marked.copy()
+        with torch.no_grad():
+            broken.module.fc1.weight.fill_(value)
+            broken.module.fc2.bias.fill_(value)
+        assert verify_aligned(broken, key, base).verification.verdict == "inconclusive"
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_is_no_hindrance(self, dtype, base, marked, digits, key):
+        half = attacked(marked, digits.train, [("permute", {})])
+        half.module.to(dtype)
+        result = verify_aligned(half, key, base, max_false_positive=1e-9).verification
+        assert (result.verdict, result.bit_errors) == ("owned", 0)
+
     def test_another_structure(self, marked, digits, key):
         for arch in ("mlp?hidden=512,", "mlp?hidden=512,512,512", "lenet"):
             other = initialise(f"deepseal.adapter.zoo:{arch}", digits.spec, Rng(0))
