@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from subject import Subject, relative_change
+from torch import nn
 
 from deepseal.adapter import Classifier, Inputs, InputSpec, Split, load, save
 from deepseal.attacks import REMOVAL
 from deepseal.rng import Rng
-from deepseal.watermark import DeepSigns, Verification, embedding_rounds, load_key, save_key, verify
+from deepseal.watermark import DeepSigns, Key, Verification, embedding_rounds, load_key, save_key, verify
 
 RATE = 1e-9
 Watch = Callable[[Classifier], AbstractContextManager[None]]
@@ -52,6 +54,8 @@ def examine(subject: Subject, folder: Path, *, seed: int = 0, watch: Watch = unw
     suspect = load(folder / "marked.safetensors", architecture=subject.architecture)
     with watch(suspect):
         verdict = verify(suspect, load_key(folder / "owner.key"), max_false_positive=RATE, null_keys=50)
+    same = {"left in training mode": _otherwise(suspect, key, lambda module: module.train())}
+    same["bfloat16"] = _otherwise(suspect, key, lambda module: module.to(torch.bfloat16))
     after = subject.task(suspect.module)
     attacks = {}
     for name, attack, params in ATTACKS if subject.labels else ATTACKS[:-1]:
@@ -69,6 +73,7 @@ def examine(subject: Subject, folder: Path, *, seed: int = 0, watch: Watch = unw
         "scheme": scheme.as_dict(),
         "unmarked": _short(unmarked),
         "marked": {**_short(verdict), "null": verdict.as_dict()["null"]},
+        "same_model": same,
         "task_before": before,
         "task_after": after,
         "relative_change": relative_change(before, after),
@@ -83,6 +88,13 @@ ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("prune-0.5", "prune", {"sparsity": 0.5}),
     ("fine-tune", "fine-tune", {"mode": "ftal", "epochs": 3, "learning_rate": 1e-4}),
 )
+
+
+def _otherwise(suspect: Classifier, key: Key, change: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+    """The verdict on a copy that was changed in a way that is none to its owner."""
+    module = change(suspect.copy().module)
+    found = verify(Classifier(module, suspect.spec), key, max_false_positive=RATE)
+    return _short(found)
 
 
 def _short(found: Verification) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from marking import RATE, examine, owned
 from pretrained import silero_vad
 from sounds import utterance
 from subject import Subject
+from untrained import UNTRAINED
 from zoo import ZOO
 
 from deepseal.adapter import Classifier, InputSpec, Split
@@ -37,7 +38,10 @@ def test_model(name: str, tmp_path: Path, no_trace):
     assert found["marked"]["verdict"] == "owned", found["marked"]
     assert found["marked"]["p_value"] <= RATE
     assert found["marked"]["null"]["owned"] == 0
-    assert abs(found["relative_change"]) <= LARGEST_CHANGE, (found["task_before"], found["task_after"])
+    assert {other["verdict"] for other in found["same_model"].values()} == {"owned"}, found["same_model"]
+    assert found["same_model"]["left in training mode"]["bit_errors"] == found["marked"]["bit_errors"]
+    if name not in UNTRAINED:
+        assert abs(found["relative_change"]) <= LARGEST_CHANGE, (found["task_before"], found["task_after"])
     assert found["attacks"]["prune-0.3"]["verdict"] == "owned", found["attacks"]
 
 
