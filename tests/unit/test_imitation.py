@@ -30,7 +30,7 @@ def loss(change: Tensor, scales: tuple[float, ...] = (1.0, 1.0, 1.0), constant: 
     """Of answers that are off by ``change``, (3,) or (N, 3)."""
     model = Classifier(Scaled(scales, constant), InputSpec(shape=(3,), num_classes=0))
     rows, generator = torch.arange(len(X)), torch.Generator()
-    step = Step(model.module, X, rows, rows, model.query(X) + change, 0, 1, generator)
+    step = Step(model.module, X, rows, rows, lambda: model.query(X) + change, 0, 1, generator)
     return float(Imitation(model)(step))
 
 
@@ -61,7 +61,10 @@ def test_answers_that_never_vary_are_held_to_a_hundredth_of_their_size():
 def test_remembers_answers_by_their_place_in_the_data():
     model = Classifier(Scaled((1.0, 2.0, 3.0), 0.0), InputSpec(shape=(3,), num_classes=0))
     imitation, answers = Imitation(model), model.query(X)
-    first = Step(model.module, X[:8], torch.arange(8), torch.arange(8), answers[:8], 0, 2, torch.Generator())
+    half = torch.arange(8)
+    first = Step(model.module, X[:8], half, half, lambda: answers[:8], 0, 2, torch.Generator())
     assert float(imitation(first)) == 0.0
     back = torch.arange(15, -1, -1)
-    assert float(imitation(dataclasses.replace(first, x=X[back], y=back, rows=back, logits=answers[back]))) == 0.0
+    assert (
+        float(imitation(dataclasses.replace(first, x=X[back], y=back, rows=back, forward=lambda: answers[back]))) == 0.0
+    )
