@@ -41,8 +41,9 @@ class Field:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if isinstance(value, int | float):
-                object.__setattr__(self, name, (float(value),))
+            if value is not None:
+                values = (value,) if isinstance(value, int | float) else value
+                object.__setattr__(self, name, tuple(map(float, values)))
         object.__setattr__(self, "bounds", tuple(map(float, self.bounds)))
         if any(size is None or (size < 1 and size != -1) for size in self.shape):
             do = "state the shape of one sample, with -1 for a size that varies"

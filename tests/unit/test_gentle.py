@@ -15,6 +15,7 @@ from deepseal.adapter.training import Training
 from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError
 from deepseal.rng import Rng
+from deepseal.watermark import DeepSigns, Key
 from deepseal.watermark.cells import hidden_layers, thin_layers
 
 NORMALISED = nn.Sequential(
@@ -85,3 +86,13 @@ def test_relative_steps_are_as_large_as_the_weights(size):
         assert float(step) == pytest.approx(
             1e-2, rel=0.05
         )  # Adam's first update is the step size, whatever the gradient
+
+
+def test_a_key_of_whole_numbers_reads_the_same_from_its_file():
+    module = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    spec = InputSpec(shape=(4,), num_classes=2, bounds=(0, 1), mean=(0,), std=(1,))
+    data = Split(torch.rand(32, 4), torch.arange(32) % 2)
+    key = DeepSigns(bits=64).keygen(Classifier(module, spec), data, owner="me", rng=Rng(0))
+    stored = Key.from_bytes(key.to_bytes())
+    assert stored.binding == key.binding
+    assert (stored.message() == key.message()).all()
