@@ -13,7 +13,6 @@ from deepseal.rng import expand_choice
 from deepseal.watermark.key import Key
 
 _FEWEST = 8
-_GROUP = 4
 
 
 def draw_triggers(secret: bytes, data: Split, carriers: Sequence[int], share: float) -> Split:
@@ -31,15 +30,15 @@ def draw_triggers(secret: bytes, data: Split, carriers: Sequence[int], share: fl
     return data.take(torch.cat(chosen))
 
 
-def draw_groups(secret: bytes, data: Split, groups: int) -> Split:
-    """Disjoint groups of four samples, or as many as there are, chosen by the secret; the labels number the groups.
+def draw_groups(secret: bytes, data: Split, groups: int, size: int) -> Split:
+    """Disjoint groups of ``size`` samples, or as many as there are, chosen by the secret; labels number the groups.
 
     Raises:
         InputError: fewer samples than groups.
     """
     if len(data) < groups:
         raise InputError(f"at least one input for each of {groups} groups", found=str(len(data)), do="use fewer groups")
-    size = min(len(data) // groups, _GROUP)
+    size = min(len(data) // groups, size)
     index = torch.from_numpy(expand_choice(secret, "triggers/groups", len(data), groups * size))
     return Split(data.take(index).x, torch.arange(groups).repeat_interleave(size))
 

@@ -84,7 +84,7 @@ class DeepSigns(Parameters):
     learning_rate: float | None = parameter(
         None, "step size of Adam; of gentle: in units of each weight tensor's size", minimum=1e-9, maximum=10.0
     )
-    batch: int | None = parameter(None, "inputs a carrier and update", minimum=1, maximum=1024)
+    batch: int | None = parameter(None, "inputs a carrier and update, and of a group", minimum=1, maximum=1024)
     batch_size: int | None = parameter(None, "inputs of the task an update", minimum=2)
 
     def keygen(self, model: Classifier, data: Split, *, owner: str, rng: Rng | None = None) -> Key:
@@ -130,7 +130,7 @@ class DeepSigns(Parameters):
             public["pool"] = pools
         if self._grouped(model.spec):
             public["groups"] = len(carriers)
-            triggers = draw_groups(secret, data, len(carriers))
+            triggers = draw_groups(secret, data, len(carriers), self.settings(model.spec).batch)
         else:
             triggers = draw_triggers(secret, data, carriers, self.trigger_share)
         return Key(

@@ -61,14 +61,19 @@ class RobustLoss:
         }
 
     def _draw(self, generator: torch.Generator) -> Batch:
-        """Inputs of every carrier in turn: half of them triggers, half any training samples of the class, if known."""
+        """Inputs of every carrier in turn: half of them triggers, half any training samples of the class.
+
+        Of a group, which has no other samples, as many triggers as there are: its mean is exact.
+        """
         drawn: list[Batch] = []
+        size = self._settings.batch
         for own, members in zip(self._own, self._members, strict=True):
-            triggers = self._settings.batch // 2 if len(members) else self._settings.batch
-            drawn.append(self._triggers[own[torch.randint(len(own), (triggers,), generator=generator)]])
-            if len(members):
-                rest = torch.randint(len(members), (self._settings.batch - triggers,), generator=generator)
-                drawn.append(self._data[members[rest]])
+            if len(members) == 0:
+                drawn.append(self._triggers[own[torch.randperm(len(own), generator=generator)[:size]]])
+                continue
+            drawn.append(self._triggers[own[torch.randint(len(own), (size // 2,), generator=generator)]])
+            rest = torch.randint(len(members), (size - size // 2,), generator=generator)
+            drawn.append(self._data[members[rest]])
         return concatenated(drawn)
 
     def __call__(self, step: Step) -> Iterator[Tensor]:
