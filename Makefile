@@ -21,7 +21,7 @@ SECONDS ?= 60
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= 2
 
-.PHONY: help env demo test real-env test-real lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-compress benchmark-engine benchmark-models benchmark-private benchmark-watermark benchmark-watermark-align clean
+.PHONY: help env demo test real-env test-real lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-compress benchmark-engine benchmark-models benchmark-private benchmark-scale benchmark-watermark benchmark-watermark-align clean
 
 # Sets $$cmake, and says what is wrong where there is none.
 define find-cmake
@@ -134,6 +134,9 @@ benchmark-watermark: $(STAMP) ## Reproduce the DeepSigns table
 
 benchmark-watermark-align: $(STAMP) ## Alignment of suspects whose neurons were moved, and of innocent models; hours
 	@"$(BIN)/python" benchmarks/watermark_align.py $(ARGS)
+
+benchmark-scale: $(STAMP) ## Cost of marking a transformer of 108 million parameters
+	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/python" benchmarks/scale.py $(ARGS)
 
 clean: ## Remove builds and caches (keeps the environment and your results)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis htmlcov

@@ -6,6 +6,7 @@ from deepseal.adapter.classifier import Classifier
 from deepseal.adapter.data import Dataset, Split, load_data
 from deepseal.adapter.inputs import Batch, Inputs
 from deepseal.adapter.oracle import Oracle
+from deepseal.adapter.parallel import data_parallel
 from deepseal.adapter.spec import Field, InputSpec
 from deepseal.adapter.training import Recipe, Step, initialise, train
 
@@ -23,6 +24,7 @@ __all__ = [
     "Split",
     "Step",
     "WhiteBox",
+    "data_parallel",
     "initialise",
     "load",
     "load_data",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseal import adapter
-from deepseal.adapter import BlackBox, Classifier, Dataset, Recipe, checkpoint
+from deepseal.adapter import BlackBox, Classifier, Dataset, Recipe, Split, checkpoint
 from deepseal.adapter.names import MismatchError
 from deepseal.adapter.oracle import accuracy
 from deepseal.adapter.training import Progress
@@ -141,17 +141,16 @@ def embed_mark(
     """
     check_writable(out, force=force)
     rng = Rng(seed).child("embed")
-    before = model.accuracy(dataset.test)
     one_round = embedding_cost(model, dataset.train, key, rng=rng.child("cost"))
     clock = time.perf_counter()
     with report("embedding") as progress:
         rounds = list(embedding_rounds(model, dataset.train, key, rng=rng, progress=progress))
     marked = rounds[-1]
     seconds = time.perf_counter() - clock
-    after = marked.accuracy(dataset.test)
+    change = _change(model, marked, dataset.test)
     run.params.update(data=dataset.name, scheme=key.scheme, max_false_positive=max_false_positive)
     run.fingerprints.update(model=model.fingerprint(), key=key.fingerprint(), marked=marked.fingerprint())
-    gained = 100.0 * (after.value - before.value)
+    gained = change.get("accuracy_change_points", 0.0)
     warnings = []
     if gained > 2.0:
         warnings.append(
@@ -163,10 +162,7 @@ def embed_mark(
         read = _verify_in_fresh_process(temporary, key_file, passphrase, max_false_positive, trust)
     run.results.update(
         {name: read[name] for name in ("verdict", "bits", "bit_errors", "bit_error_rate", "p_value", "threshold")},
-        accuracy_before=before.value,
-        accuracy_after=after.value,
-        accuracy_change_points=gained,
-        test_samples=after.n,
+        **change,
         warnings=warnings,
         cost={"embedding_seconds": seconds, "rounds": len(rounds), **one_round.times(len(rounds)).as_dict()},
         verified_from_file=True,
@@ -220,22 +216,33 @@ def run_attack(
     """Attack a copy with the data set's training split and save it."""
     check_writable(out, force=force)
     attack = REMOVAL.build(name, params)
-    before = model.accuracy(dataset.test)
     with report(name) as progress:
         removed = attack.remove(model, dataset.train, rng=Rng(seed).child("attack", name), progress=progress)
-    after = removed.model.accuracy(dataset.test)
+    change = _change(model, removed.model, dataset.test)
     checkpoint.save(removed.model, out, force=force)
     run.params.update(attack=name, attack_params=attack.as_dict(), data=dataset.name)
     run.fingerprints.update(model=model.fingerprint(), attacked=removed.model.fingerprint(), **dataset.fingerprints())
     run.results.update(
-        accuracy_before=before.value,
-        accuracy_after=after.value,
-        accuracy_change_points=100.0 * (after.value - before.value),
-        test_samples=after.n,
+        change,
         evidence=dict(removed.evidence),
         file=str(out),
     )
     return removed.model
+
+
+def _change(before: Classifier, after: Classifier, test: Split) -> dict[str, Any]:
+    """What became of the task: accuracy, or, without classes, how far the answers moved relative to their size."""
+    if before.spec.num_classes == 0:
+        test.check(before.spec)
+        old, new = before.query(test.x), after.query(test.x)
+        return {"output_change": float((new - old).norm() / old.norm()), "test_samples": len(test)}
+    was, is_now = before.accuracy(test), after.accuracy(test)
+    return {
+        "accuracy_before": was.value,
+        "accuracy_after": is_now.value,
+        "accuracy_change_points": 100.0 * (is_now.value - was.value),
+        "test_samples": is_now.n,
+    }
 
 
 def _accuracy(measured: Rate) -> dict[str, Any]:

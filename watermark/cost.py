@@ -8,10 +8,12 @@ import time
 from typing import Any
 
 from deepseal.adapter import Classifier, Recipe, Split
-from deepseal.adapter.training import Training
+from deepseal.adapter.training import Imitation, Training, cross_entropy
 from deepseal.rng import Rng
 from deepseal.watermark.key import Key
 from deepseal.watermark.scheme import scheme_of
+
+_ENOUGH_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +42,24 @@ class Cost:
 
 
 def embedding_cost(model: Classifier, data: Split, key: Key, *, rng: Rng, pairs: int = 15) -> Cost:
-    """Time ``pairs`` plain and embedding updates in turn, after two of each to warm up. The model is not changed."""
+    """Time ``pairs`` plain and embedding updates in turn, after two of each to warm up. The model is not changed.
+
+    Fewer pairs of a large model, whose updates take seconds: none begins after half a minute.
+    """
     owner = model.metadata.get("training", {})
     recipe = Recipe.from_mapping({k: v for k, v in owner.get("recipe", {}).items() if k in Recipe.__dataclass_fields__})
-    plain = Training(model, data, recipe=recipe, rng=rng.child("plain"))
+    task = cross_entropy if model.spec.num_classes else Imitation(model)
+    plain = Training(model, data, recipe=recipe, rng=rng.child("plain"), loss=task)
     marking = scheme_of(key).embedding(model, data, key, rng=rng.child("marking"))
     seconds: dict[Training, list[float]] = {plain: [], marking: []}
     if len(marking):
-        for _ in range(pairs + 2):
+        begun = time.perf_counter()
+        for pair in range(pairs + 2):
+            if pair and time.perf_counter() - begun > _ENOUGH_SECONDS:
+                break
             for training, times in seconds.items():
                 start = time.perf_counter()
                 training.step()
                 times.append(time.perf_counter() - start)
-    medians = [statistics.median(times[2:]) if times else 0.0 for times in seconds.values()]
+    medians = [statistics.median(times[2:] or times) if times else 0.0 for times in seconds.values()]
     return Cost(len(marking), medians[1], medians[0], owner.get("updates"))

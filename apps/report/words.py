@@ -289,6 +289,8 @@ def grid(value: object) -> tuple[list[str], list[list[Any]]] | None:
 
 
 def _accuracy_change(results: Mapping[str, Any]) -> str:
+    if "output_change" in results:
+        return f"its answers moved by {percent(results['output_change'])} of their size"
     before, after = percent(results.get("accuracy_before")), percent(results.get("accuracy_after"))
     return f"accuracy {before} before, {after} after ({points(results.get('accuracy_change_points'))})"
 
