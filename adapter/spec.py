@@ -215,11 +215,13 @@ class InputSpec:
         Raises:
             InputError: several inputs, integers, varying sizes, or a selected answer.
         """
-        if not self.is_plain:
-            do = "use a model of that kind here"
-            raise InputError(
-                f"a model from one float tensor of fixed shape to logits for {what}", found=str(self), do=do
-            )
+        if self.is_plain:
+            return
+        found = f"shape {self.shape}, output {self.output!r}, reduce {self.reduce!r}"
+        if self.fields or self.integer:
+            found = f"inputs called {', '.join(self.fields)}" if self.fields else "integers as inputs"
+        expected = f"a model from one float tensor of fixed shape to logits for {what}"
+        raise InputError(expected, found=found, do="use a model of that kind here")
 
     def mask_of(self, x: Batch) -> Tensor | None:
         """The attention mask among the inputs, if one is declared."""
