@@ -184,7 +184,8 @@ def summary(records: list[Record]) -> str:
     titles = ["unmarked", "marked", *ATTACKS, "overwritten", "extracted by labels"]
     lines = ["# All schemes on the digits", ""]
     lines += [f"Made by `python benchmarks/watermark_baselines.py` from these records: 8x8 digits, MLP, rate {RATE:g}."]
-    lines += ["A cell lists every seed: wrong of readable bits, **bold** where `owned`.", ""]
+    lines += ["A cell lists every seed: wrong of readable bits, **bold** where `owned`. One test image is 0.28 points."]
+    lines += [""]
     lines += ["| scheme | " + " | ".join(titles) + " | accuracy, points | CPU s |", "|---" * (len(titles) + 3) + "|"]
     for name in NAMES:
         mine = sorted((r for r in own if r.params["scheme"] == name), key=lambda r: r.seed or 0)
@@ -199,11 +200,14 @@ def summary(records: list[Record]) -> str:
         lines.append(
             f"| {name} | " + " | ".join(row) + f" | {'; '.join(f'{c:+.1f}' for c in change)} | {seconds:.0f} |"
         )
-    lines += ["", "Strangers' keys on unmarked models, and models that know nothing of the key", ""]
+    title = "Strangers' keys on unmarked models, and pairs of a key and a model that knows nothing of it"
     lines += [
-        "| scheme | keys (trigger sets) | at 1e-2 (99 % interval) | at 1e-3 | at 1e-6 | innocent models owned |",
-        "|---" * 6 + "|",
+        "",
+        title,
+        "",
+        "| scheme | keys (trigger sets) | at 1e-2 (99 % interval) | at 1e-3 | at 1e-6 | pairs owned |",
     ]
+    lines += ["|---" * 6 + "|"]
     for record in (r for r in records if r.params["cell"] == "integrity"):
         found = record.results
         parts = [
@@ -212,6 +216,10 @@ def summary(records: list[Record]) -> str:
         models = f"{found['models']['count']} of {found['models']['n']}"
         keys = f"{found['keys']:,} ({found['trigger_sets']})"
         lines.append(f"| {record.params['scheme']} | {keys} | {' | '.join(parts)} | {models} |")
+    lines += [
+        "",
+        "`zhang` and `ewe` reject less than their bound: innocents answer the source class, which no label is.",
+    ]
     return "\n".join([*lines, ""])
 
 
