@@ -296,7 +296,7 @@ PRETRAINED = {
         VOICES,
         bits=64,
         packages=("resemblyzer",),
-        params={"batch": 1, "batch_size": 8, "steps": 60, "rounds": 1},
+        params={"batch": 1, "batch_size": 8, "learning_rate": 2e-3, "rounds": 1},
     ),
     "minilm": Subject(
         minilm,

@@ -19,6 +19,7 @@ from deepseal.errors import InputError
 from deepseal.rng import Rng
 from deepseal.watermark import DeepSigns
 
+pytest.importorskip("skimage", reason="for the environment of 'make real-env'; run 'make test-real'")
 LARGEST_CHANGE = 0.005
 
 
