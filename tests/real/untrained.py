@@ -81,7 +81,6 @@ UNTRAINED = {
             "groups": 16,
             "batch": 1,
             "batch_size": 16,
-            "rounds": 1,
             "hold": 1.0,
             "learning_rate": 3e-3,
         },  # nothing to hold on to
