@@ -198,7 +198,9 @@ def summary(records: list[Record]) -> str:
         "",
         "Made by `make benchmark-watermark-align` from the records `align-*.json` in this folder. DeepSigns,"
         f" {BITS} bits, `owned` at {RATE:g}: at most {most} wrong with the two readings paid. *scramble*: 20 % dummy"
-        " neurons (dead, duplicated, split, cancelling), factors between 1/4 and 4 (*-10*: 1/10 and 10), permutation.",
+        " neurons (dead, duplicated, split, cancelling), factors between 1/4 and 4 (*-10*: 1/10 and 10), permutation."
+        " Each record names the share of a layer that had to be found for it to be read (`minimum_share`; by now half,"
+        " 95 % with a marked original).",
         "",
     ]
     for net in [net for net in NETS if any(record.params["net"] == net for record in records)]:

@@ -21,7 +21,7 @@ from deepseal.watermark.key import Key
 from deepseal.watermark.verify import Verification, verify
 
 READINGS = 2  # as the suspect stands, and aligned
-MINIMUM = 0.2
+MINIMUM = 0.5
 MINIMUM_MARKED = 0.95
 _MARKED = 1e-3  # p-value at which an original counts as marked
 
@@ -63,7 +63,7 @@ def verify_aligned(
 ) -> AlignedVerification:
     """Align a suspect to the original, and decide (see ``verify``).
 
-    The rate is divided by two: whoever aligns has two readings to choose from. A layer of which less than 20 % of the
+    The rate is divided by two: whoever aligns has two readings to choose from. A layer of which less than half of the
     neurons were found, 95 % with a marked original, is not read: its bits are erasures. When no layer of the key is
     left, the verdict is ``inconclusive``.
 
