@@ -146,10 +146,10 @@ def execution_order(module: nn.Module, x: Batch) -> list[tuple[str, nn.Module, t
     return order
 
 
-def running_from(module: nn.Module, x: Batch, layers: Sequence[str]) -> list[str]:
-    """Qualified names of the modules with parameters of their own that run no earlier than the first of the layers.
+def running_between(module: nn.Module, x: Batch, layers: Sequence[str]) -> list[str]:
+    """Qualified names of the modules with parameters of their own that run from the first of the layers to the last.
 
-    Where that is no linear, convolutional or recurrent layer, such as a normalisation, the one before it counts too.
+    Where the first is no linear, convolutional or recurrent layer, such as a normalisation, the one before it counts.
 
     Raises:
         UnknownNameError: an unknown layer.
@@ -170,8 +170,10 @@ def running_from(module: nn.Module, x: Batch, layers: Sequence[str]) -> list[str
     first = next((place for place, layer in enumerate(started) if id(layer) in wanted), len(started))
     while 0 < first < len(started) and not isinstance(started[first], PARAMETRIC + RECURRENT):
         first -= 1
-    late, early = ({id(layer) for layer in part} for part in (started[first:], started[:first]))
-    return [name for name, layer in own.items() if id(layer) in late - early]
+    last = max((place for place, layer in enumerate(started) if id(layer) in wanted), default=-1)
+    within = {id(layer) for layer in started[first : last + 1]}
+    outside = {id(layer) for layer in (*started[:first], *started[last + 1 :])}
+    return [name for name, layer in own.items() if id(layer) in within - outside]
 
 
 @contextmanager

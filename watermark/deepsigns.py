@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split
-from deepseal.adapter.capture import layer_name, running_from
+from deepseal.adapter.capture import layer_name, running_between
 from deepseal.adapter.inputs import named, stored
 from deepseal.adapter.outputs import POOLS
 from deepseal.adapter.training import Imitation, Training
@@ -48,8 +48,8 @@ class DeepSigns(Parameters):
     ``recipe="paper"`` minimises the paper's loss, CE + lambda1 L1 + lambda2 L2; ``recipe="robust"`` asks every bit for
     a margin that is read through pruned and noisy weights, and spreads the bits thinly over classes and layers;
     ``recipe="gentle"``, for a pretrained network or one without classes, holds on to the network's own answers instead
-    of labels, in evaluation mode, and changes nothing before the first marked layer. Parameters that are none are the
-    recipe's.
+    of labels, in evaluation mode, and changes nothing before the first marked layer and nothing after the last.
+    Parameters that are none are the recipe's.
     """
 
     name: ClassVar[str] = "deepsigns"
@@ -173,7 +173,7 @@ class DeepSigns(Parameters):
             recipe=recipe,
             rng=rng,
             loss=RobustLoss(model, data, key, self, task=task),
-            trained=running_from(model.module, model.probe(), key.public["layers"]) if task else None,
+            trained=running_between(model.module, model.probe(), key.public["layers"]) if task else None,
             evaluating=task is not None,
         )
 

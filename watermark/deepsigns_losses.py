@@ -82,7 +82,13 @@ class RobustLoss:
         x = self._model.prepare(self._draw(generator))
         mask = self._model.spec.mask_of(x)
         with weathered_features(
-            step.module, x, self._layers, prune=rate, drift=settings.drift, generator=generator
+            step.module,
+            x,
+            self._layers,
+            prune=rate,
+            drift=settings.drift,
+            generator=generator,
+            running_statistics=self._task is not None,
         ) as features:
             yield self._strength * self._shortfall(features, mask)
         yield (self._task or cross_entropy)(step)

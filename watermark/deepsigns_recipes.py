@@ -50,10 +50,10 @@ GENTLE = Settings(
     margin=0.0,
     relative_margin=3.0,
     prune=0.2,
-    drift=0.1,
+    drift=0.0,
     hold=10.0,
-    steps=100,
-    learning_rate=1e-2,
+    steps=150,
+    learning_rate=5e-3,
     batch=4,
     batch_size=32,
 )

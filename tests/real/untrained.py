@@ -77,13 +77,7 @@ UNTRAINED = {
         functools.partial(_unchanged, build),
         {"shape": (3, SIZE, SIZE), "num_classes": CLASSES},
         packages=("skimage",),
-        params={
-            "groups": 16,
-            "batch": 1,
-            "batch_size": 16,
-            "hold": 1.0,
-            "learning_rate": 3e-3,
-        },  # nothing to hold on to
+        params={"groups": 16, "batch": 1, "batch_size": 16, "rounds": 1},
     )
     for name, build in {
         "resnet-18": resnet18,

@@ -10,7 +10,7 @@ from networks import encoder, sentences
 from torch import nn
 
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split
-from deepseal.adapter.capture import running_from
+from deepseal.adapter.capture import running_between
 from deepseal.adapter.training import Training
 from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError
@@ -31,15 +31,15 @@ NORMALISED = nn.Sequential(
 X = torch.zeros(2, 1, 8)
 
 
-def test_a_marked_layer_and_all_that_run_later():
-    assert running_from(NORMALISED, X, ["second"]) == ["second", "norm", "head"]
-    assert running_from(NORMALISED, X, ["head", "second"]) == ["second", "norm", "head"]
-    assert running_from(NORMALISED, X, ["head"]) == ["head"]
+def test_from_the_first_marked_layer_to_the_last():
+    assert running_between(NORMALISED, X, ["second"]) == ["second"]
+    assert running_between(NORMALISED, X, ["head", "second"]) == ["second", "norm", "head"]
+    assert running_between(NORMALISED, X, ["head"]) == ["head"]
 
 
 def test_a_normalisation_is_marked_through_the_layer_before_it():
-    assert running_from(NORMALISED, X, ["norm"]) == ["second", "norm", "head"]
-    assert running_from(NORMALISED, X, ["act"]) == ["second", "norm", "head"]
+    assert running_between(NORMALISED, X, ["norm"]) == ["second", "norm"]
+    assert running_between(NORMALISED, X, ["act"]) == ["second"]
 
 
 def test_a_layer_of_few_weights_is_left_alone():

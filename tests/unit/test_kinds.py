@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from deepseal.adapter import Classifier, Field, Inputs, InputSpec, Recipe, Split, load, save, train
-from deepseal.adapter.capture import forward_to, running_from
+from deepseal.adapter.capture import forward_to, running_between
 from deepseal.adapter.inputs import concatenated, single
 from deepseal.adapter.outputs import pool, reduce, select
 from deepseal.attacks import REMOVAL
@@ -282,22 +282,21 @@ class TestLayers:
         captured = forward_to(model.module, model.probe(3), ["lstm:1.1"])["lstm:1.1"]
         assert captured.shape == (2, 3, 32), "the second state of an LSTM, (layers, N, width)"
 
-    def test_what_runs_from_a_layer_on(self):
+    def test_what_runs_between_layers(self):
         model = encoder()
-        later = running_from(model.module, model.probe(), ["blocks.1.qkv"])
-        assert "blocks.1.qkv" in later
-        assert {"words", "blocks.0.narrow", "blocks.1.norm1"} & set(later) == set()
+        between = running_between(model.module, model.probe(), ["blocks.1.qkv", "blocks.1.wide"])
+        assert between == ["blocks.1.norm2", "blocks.1.qkv", "blocks.1.out", "blocks.1.wide"]
 
-    def test_gentle_marking_leaves_earlier_layers_alone(self, case):
+    def test_gentle_marking_leaves_the_other_layers_alone(self, case):
         kind, model, _, key, marked = case
         if model.spec.num_classes:
             return  # robust, which trains everything
-        later = {f"{name}." for name in running_from(model.module, model.probe(), key.public["layers"])}
+        within = {f"{name}." for name in running_between(model.module, model.probe(), key.public["layers"])}
         before, after = model.tensors(), marked.tensors()
         changed = {name for name in before if not torch.equal(before[name], after[name])}
         assert changed
         if kind != "decoder":  # its head is tied to its first layer
-            assert all(any(name.startswith(prefix) for prefix in later) for name in changed)
+            assert all(any(name.startswith(prefix) for prefix in within) for name in changed)
 
 
 def _some() -> Split:
