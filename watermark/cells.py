@@ -27,6 +27,7 @@ from deepseal.rng import expand_normal
 from deepseal.watermark.key import Key
 
 _PROBES = 3
+_OTHER_PROBES = (2, 5, 9)  # an expert's tokens may be as many as the inputs once, by chance
 _NARROW = 32  # features; a router or a gate is no place for bits
 _WEIGHTS = 8  # a bit, where nothing before the layer changes
 _LARGEST = 16384  # values of a map that are projected one by one
@@ -188,9 +189,14 @@ def _rule(spec: InputSpec, layer: nn.Module, value: Tensor, mask: Tensor | None)
 def _orderly(model: Classifier) -> list[tuple[str, nn.Module, tuple[int, ...]]]:
     """The layers that run once a pass; an empty shape where the rows do not follow the number of inputs."""
     order = execution_order(model.module, model.probe(_PROBES))
-    fewer = {name: shape for name, _, shape in execution_order(model.module, model.probe(_PROBES - 1))}
+    others = [execution_order(model.module, model.probe(count)) for count in _OTHER_PROBES]
+    follow = [{name for name, _, shape in other if shape} for other in others]
     runs = [name for name, _, _ in order]
-    return [(name, layer, shape if fewer.get(name) else ()) for name, layer, shape in order if runs.count(name) == 1]
+    return [
+        (name, layer, shape if all(name in names for names in follow) else ())
+        for name, layer, shape in order
+        if runs.count(name) == 1
+    ]
 
 
 def activation_after(model: Classifier, layer: str) -> str:
