@@ -213,7 +213,7 @@ class TestRetries:
             assert time.monotonic() - start >= 1.0
             assert remote.log[0]["milliseconds"] >= 1000
 
-    @pytest.mark.parametrize("when", ["3600", formatdate(time.time() + 3600, usegmt=True)])
+    @pytest.mark.parametrize("when", ["3600", formatdate(time.time() + 3600, usegmt=True)], ids=["seconds", "date"])
     def test_retry_after_that_is_too_far_away_ends_the_attempts(self, when):
         busy = 429, {"Retry-After": when}, b""
         with scripted(description(SPEC), lambda *_: busy) as url, connect(url) as remote:
