@@ -43,7 +43,10 @@ def test_model(name: str, tmp_path: Path, no_trace):
     assert found["same_model"]["left in training mode"]["bit_errors"] == found["marked"]["bit_errors"]
     if name not in UNTRAINED:
         assert abs(found["relative_change"]) <= LARGEST_CHANGE, (found["task_before"], found["task_after"])
-    assert found["attacks"]["prune-0.3"]["verdict"] == "owned", found["attacks"]
+    judged = next(iter(found["task_before"]))
+    for attack in found["attacks"].values():  # a thief who breaks the model has not stolen it
+        useful = attack["task"][judged] > 0.5 * found["task_before"][judged]
+        assert not useful or attack["verdict"] == "owned", found["attacks"]
 
 
 @pytest.mark.parametrize("name", ZOO)
