@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split
 from deepseal.adapter.capture import layer_name, running_between
@@ -195,14 +196,15 @@ class DeepSigns(Parameters):
         carriers = list(key.public["carriers"])
         place = {carrier: row for row, carrier in enumerate(carriers)}
         rows = torch.tensor([place.get(label, -1) for label in key.tensors["trigger_y"].tolist()])
-        sums = {name: torch.zeros(len(carriers), width).double() for name, width in key.public["features"].items()}
+        sums: dict[str, Tensor] = {}
         done = 0
         for features in model.stream(x, layers, pool=key.public.get("pool")):
             for layer, values in features.items():
-                if values.shape[1] != sums[layer].shape[1]:
-                    found = f"{values.shape[1]}"
+                if values.shape[1] != key.public["features"][layer]:
+                    found, wanted = f"{values.shape[1]}", key.public["features"][layer]
                     do = "pass a copy of the marked architecture (structural changes need alignment)"
-                    raise InputError(f"{sums[layer].shape[1]} features in layer {layer}", found=found, do=do)
+                    raise InputError(f"{wanted} features in layer {layer}", found=found, do=do)
+                sums.setdefault(layer, torch.zeros(len(carriers), values.shape[1], dtype=torch.float64))
                 own = rows[done : done + len(values)]
                 sums[layer].index_add_(0, own[own >= 0], values[own >= 0].double())
             done += len(values)
@@ -308,6 +310,7 @@ def _is_complete(key: Key) -> bool:
         and labels is not None
         and inputs is not None
         and labels.shape == (len(inputs),)
+        and len(public["carriers"]) <= len(labels)
         and all(layer in public["layers"] and rule in POOLS for layer, rule in public.get("pool", {}).items())
     )
 
