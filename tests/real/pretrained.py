@@ -296,7 +296,7 @@ PRETRAINED = {
         VOICES,
         bits=64,
         packages=("resemblyzer",),
-        params={"batch": 1, "batch_size": 8, "rounds": 1},
+        params={"batch": 1, "batch_size": 8, "rounds": 1, "learning_rate": 4e-4},
     ),
     "minilm": Subject(
         minilm,
