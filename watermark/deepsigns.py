@@ -102,8 +102,9 @@ class DeepSigns(Parameters):
             InputError: too many bits for the layers, a carrier without samples, or data that do not fit the model.
         """
         data.check(model.spec)
-        if self._resolved(model.spec) != self:
-            return self._resolved(model.spec).keygen(model, data, owner=owner, rng=rng)
+        stated = self._resolved(model.spec)
+        if stated != self:
+            return stated.keygen(model, data, owner=owner, rng=rng)
         secret = rng.child("secret").bytes(SECRET_BYTES) if rng else fresh_secret()
         carriers = self._carriers(model.spec)
         layers = self._layers(model, len(carriers))
