@@ -1,5 +1,5 @@
 """Attacks, for measuring: what a thief or an impostor does, one method, one file."""
 
-from deepseal.attacks.base import QUERY, REMOVAL, Query, Removal, Removed
+from deepseal.attacks.base import EVASION, QUERY, REMOVAL, Evasion, Perturbed, Query, Removal, Removed
 
-__all__ = ["QUERY", "REMOVAL", "Query", "Removal", "Removed"]
+__all__ = ["EVASION", "QUERY", "REMOVAL", "Evasion", "Perturbed", "Query", "Removal", "Removed"]

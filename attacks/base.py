@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from deepseal.adapter import BlackBox, Classifier, Recipe, Split
+from deepseal.adapter import BlackBox, Classifier, Differentiable, Recipe, Split
 from deepseal.adapter.training import Progress
 from deepseal.registry import Registry
 from deepseal.rng import Rng
@@ -80,6 +80,40 @@ class Query(Protocol):
 QUERY: Registry[Query] = Registry(
     "query attack", "deepseal.query", {"query-noise": "deepseal.attacks.query.noise:QueryNoise"}
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Perturbed:
+    """Inputs as an evasion attack changed them, and the proof that it did what it says.
+
+    Attributes:
+        x: (N, …) in the order of the data, within the bounds.
+        evidence: plain values, such as how many inputs were attacked and how many of them fool the model.
+    """
+
+    x: Tensor = dataclasses.field(repr=False)
+    evidence: Mapping[str, Any]
+
+
+class Evasion(Protocol):
+    """Changes inputs a little so that a model answers them wrongly. Instances are frozen parameters."""
+
+    name: ClassVar[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The parameters as plain values."""
+        ...
+
+    def perturb(self, model: Differentiable, data: Split, *, rng: Rng) -> Perturbed:
+        """Attack the inputs of ``data``, whose labels are the right answers.
+
+        Raises:
+            InputError: data that do not fit the model, or a model that the attack cannot be run on.
+        """
+        ...
+
+
+EVASION: Registry[Evasion] = Registry("evasion attack", "deepseal.evasion", {"pgd": "deepseal.attacks.evasion.pgd:PGD"})
 
 
 def weight_change(before: Classifier, after: Classifier) -> float:

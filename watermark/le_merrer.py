@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from deepseal.adapter import BlackBox, Classifier, Split
 from deepseal.adapter.classifier import BATCH
+from deepseal.attacks.evasion.pgd import ascent
 from deepseal.errors import InputError
 from deepseal.parameters import parameter
 from deepseal.rng import expand_choice
@@ -78,14 +79,13 @@ class LeMerrer(TriggerScheme):
 
 def signed_gradient_step(model: Classifier, data: Split, epsilon: float) -> Tensor:
     """One signed gradient step within the bounds (Goodfellow et al., 2015); epsilon is a share of the range."""
-    low, high = model.spec.bounds
     parts = []
     for x, y in zip(data.tensor.split(BATCH), data.y.split(BATCH), strict=True):
-        with torch.enable_grad():
-            leaf = x.detach().clone().requires_grad_(True)
-            loss = nn.functional.cross_entropy(model.logits(leaf), y.to(model.device), reduction="sum")
-            (gradient,) = torch.autograd.grad(loss, leaf)
-        parts.append((x + epsilon * (high - low) * gradient.sign()).clamp(low, high))
+
+        def objective(z: Tensor, y: Tensor = y) -> Tensor:
+            return nn.functional.cross_entropy(model.logits(z), y.to(model.device), reduction="none")
+
+        parts.append(ascent(x, objective, model.spec, epsilon=epsilon, steps=1, step_size=epsilon))
     return torch.cat(parts)
 
 

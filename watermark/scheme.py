@@ -119,6 +119,7 @@ SCHEMES: Registry[Scheme] = Registry(
         "le-merrer": "deepseal.watermark.le_merrer:LeMerrer",
         "deepsigns-blackbox": "deepseal.watermark.deepsigns_blackbox:DeepSignsBlackBox",
         "ewe": "deepseal.watermark.ewe:EWE",
+        "blackmarks": "deepseal.watermark.blackmarks:BlackMarks",
         "diction": "deepseal.watermark.diction:Diction",
         "plain": "deepseal.watermark.plain:Plain",
     },

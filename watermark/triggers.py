@@ -11,8 +11,9 @@ chance; a key of that kind proves nothing by itself, and ``verify`` says so.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,7 +43,9 @@ class Triggers:
         avoided: (groups,) a class that the group's label must not be, such as the images' own; None for none.
         sides: (groups, 2) the two classes of which the message's bit chooses one, instead of any class.
         fixed: (groups,) labels that the paper fixes, instead of random ones.
+        codes: (classes,) the bit that each class stands for, where an answer is read as a bit.
         consulted: how many of the independent models had a say in the choice; the rest calibrate the decision.
+        public: what else may be shown of the key.
     """
 
     x: Tensor = dataclasses.field(repr=False)
@@ -50,7 +53,9 @@ class Triggers:
     avoided: Tensor | None = dataclasses.field(default=None, repr=False)
     sides: Tensor | None = dataclasses.field(default=None, repr=False)
     fixed: Tensor | None = dataclasses.field(default=None, repr=False)
+    codes: Tensor | None = dataclasses.field(default=None, repr=False)
     consulted: int = 0
+    public: Mapping[str, Any] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,12 @@ class TriggerScheme(Parameters):
         drawn = self.draw(model, data, secret, independent)
         tensors = {"trigger_x": drawn.x.contiguous()}
         avoided = drawn.avoided if model.spec.num_classes > 2 else None
-        for name, labels in (("avoided", avoided), ("sides", drawn.sides), ("trigger_y", drawn.fixed)):
+        for name, labels in (
+            ("avoided", avoided),
+            ("sides", drawn.sides),
+            ("trigger_y", drawn.fixed),
+            ("codes", drawn.codes),
+        ):
             if labels is not None:
                 tensors[name] = labels.to(torch.int64).contiguous()
         held_out = list(independent)[drawn.consulted :]
@@ -115,10 +125,11 @@ class TriggerScheme(Parameters):
             tensors["independent_y"] = torch.stack(answers).contiguous()
         public = {
             "access": self.access,
-            "zero_bit": drawn.sides is None,
+            "zero_bit": drawn.sides is None and (drawn.codes is None or drawn.fixed is not None),
             "bits": drawn.groups,
             "votes": len(drawn.x) // drawn.groups,
             "independent_models": len(held_out),
+            **drawn.public,
         }
         return Key(
             scheme=self.name,
@@ -190,8 +201,11 @@ class TriggerLoss:
         index = torch.randperm(len(self._x), generator=step.generator)[: self._scheme.batch]
         x = self._spec.normalise(self._x[index].to(step.logits))
         logits = noisy_logits(step.module, x, self._scheme.drift, step.generator)
-        triggers = torch.nn.functional.cross_entropy(logits, self._y[index].to(logits.device))
-        return cross_entropy(step) + self._scheme.strength * triggers
+        return cross_entropy(step) + self._scheme.strength * self.taught(logits, index)
+
+    def taught(self, logits: Tensor, index: Tensor) -> Tensor:
+        """The triggers' part of the loss: scalar, of the (N, classes) answers to the triggers at ``index``."""
+        return torch.nn.functional.cross_entropy(logits, self._y[index].to(logits.device))
 
 
 def labels_of(key: Key) -> tuple[NDArray[np.int64], float]:
@@ -261,11 +275,13 @@ def check_complete(key: Key) -> None:
         x, votes = key.tensors["trigger_x"], key.public["votes"]
         per_group = [key.tensors[name] for name in ("avoided", "trigger_y") if name in key.tensors]
         others, sides = key.tensors.get("independent_y"), key.tensors.get("sides")
-        classes = key.spec.num_classes
-        labelled = [*per_group, *(tensor for tensor in (others, sides) if tensor is not None)]
+        codes, classes = key.tensors.get("codes"), key.spec.num_classes
+        labelled = [*per_group, *(tensor for tensor in (others, sides, codes) if tensor is not None)]
+        one_bit_a_group = sides is not None or (codes is not None and "trigger_y" not in key.tensors)
         sound = (
             type(votes) is int
-            and key.zero_bit == (sides is None)
+            and key.zero_bit != one_bit_a_group
+            and (codes is None or (codes.shape == (classes,) and codes.unique().tolist() == [0, 1]))
             and votes > 0
             and len(x) == votes * key.bits
             and all(tensor.shape == (key.bits,) for tensor in per_group)

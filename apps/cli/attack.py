@@ -29,11 +29,11 @@ app = typer.Typer(help="Attack a model as a thief would.", no_args_is_help=True)
 def list_(json: Json = False) -> None:
     """The attacks there are."""
     with running("attack.list", json=json, record=None) as (run, _):
-        from deepseal.attacks import QUERY, REMOVAL
+        from deepseal.attacks import EVASION, QUERY, REMOVAL
 
         run.results["attacks"] = [
             {"name": name, "family": family, "what": (registry.get(name).__doc__ or "").partition("\n")[0]}
-            for family, registry in (("removal", REMOVAL), ("query", QUERY))
+            for family, registry in (("removal", REMOVAL), ("query", QUERY), ("evasion", EVASION))
             for name in registry.names()
         ]
 
@@ -45,9 +45,10 @@ def show(name: Annotated[str, typer.Argument(help="Name of the attack.")], json:
         import inspect
         from typing import Any, cast
 
-        from deepseal.attacks import QUERY, REMOVAL
+        from deepseal.attacks import EVASION, QUERY, REMOVAL
 
-        attack = cast("Any", QUERY.get(name) if name in QUERY.names() else REMOVAL.get(name))
+        registries = (QUERY, EVASION, REMOVAL)
+        attack = cast("Any", next((r for r in registries if name in r.names()), REMOVAL).get(name))
         run.results.update(
             name=name, what=inspect.getdoc(attack), parameters=attack.table(), source=inspect.getmodule(attack).__doc__
         )

@@ -23,6 +23,7 @@ QUICK = {
     "zhang": {"steps": 2, "rounds": 1},
     "deepsigns-blackbox": {"steps": 2, "rounds": 1, "triggers": 10, "models": 2},
     "ewe": {"steps": 2, "rounds": 1},
+    "blackmarks": {"steps": 2, "rounds": 1, "bits": 8, "votes": 3, "models": 1, "ascent": 2},
     "diction": {"steps": 2, "bits": 40, "rounds": 1},
     "le-merrer": {"steps": 2, "rounds": 1, "triggers": 8},
     "fine-tune": {"epochs": 1},

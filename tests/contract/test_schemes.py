@@ -10,7 +10,11 @@ from deepseal.rng import Rng
 from deepseal.watermark import SCHEMES, Key, extract, verify
 from deepseal.watermark.verify import strangers
 
-QUICK = {"deepsigns-blackbox": {"models": 1}, "diction": {"training": 50}}
+QUICK = {
+    "deepsigns-blackbox": {"models": 1},
+    "blackmarks": {"models": 1, "bits": 32, "votes": 3},
+    "diction": {"training": 50},
+}
 
 
 @pytest.mark.parametrize("name", SCHEMES.names())

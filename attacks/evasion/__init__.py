@@ -1,0 +1,1 @@
+"""Evasion attacks: inputs that a model gets wrong, one method, one file."""
