@@ -11,7 +11,7 @@ from typing import Any
 from deepseal.adapter import Classifier, Dataset, Recipe, load_data
 from deepseal.apps import workflow
 from deepseal.apps.report.html import render
-from deepseal.apps.workflow import Reporter
+from deepseal.apps.reporter import Reporter
 from deepseal.errors import InputError
 from deepseal.files import write_atomically
 from deepseal.record import Record, Run, read_record

@@ -7,7 +7,7 @@ from typing import Any
 
 from deepseal.adapter import Classifier, Dataset, checkpoint
 from deepseal.apps.private_models import comparison
-from deepseal.apps.workflow import Reporter
+from deepseal.apps.reporter import Reporter
 from deepseal.files import check_writable
 from deepseal.record import Run
 from deepseal.rng import Rng

@@ -8,8 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from deepseal import adapter
 from deepseal.adapter import BlackBox, Classifier, Dataset, Recipe, Split, checkpoint
 from deepseal.adapter.names import MismatchError
 from deepseal.adapter.oracle import accuracy
-from deepseal.adapter.training import Progress
+from deepseal.apps.kept import kept_models
+from deepseal.apps.reporter import Reporter, silent
 from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError, VerificationError, one_line
 from deepseal.files import check_writable, pending
@@ -27,15 +27,9 @@ from deepseal.statistics import Rate
 from deepseal.watermark import SCHEMES, Key, embedding_rounds, save_key, verify, verify_aligned
 from deepseal.watermark.cost import embedding_cost
 
-Reporter = Callable[[str], AbstractContextManager[Progress | None]]
 _CHILD_SECONDS = 900
 # Without the working folder on the path, where a file named like one of our imports would be run.
 _CHILD = "import sys; sys.path = [p for p in sys.path if p]; from deepseal.apps.cli import main; main()"
-
-
-def silent(_title: str) -> AbstractContextManager[Progress | None]:
-    """A reporter that shows no progress."""
-    return nullcontext()
 
 
 def train_model(
@@ -93,8 +87,9 @@ def make_key(
     passphrase: str | None,
     force: bool,
     independent: Sequence[BlackBox] = (),
+    report: Reporter = silent,
 ) -> Key:
-    """Draw a key and write its file.
+    """Draw a key and write its file; the independent models that the scheme asks for are trained once and kept.
 
     Raises:
         InputError: independent models for a scheme that asks none.
@@ -104,6 +99,10 @@ def make_key(
     rng = None if seed is None else Rng(seed).child("keygen")
     if independent and "independent" not in inspect.signature(built.keygen).parameters:
         raise InputError("a scheme that asks independent models", found=scheme, do="leave out --independent")
+    needed = getattr(built, "models_needed", 0)
+    if needed and not independent:
+        model.spec.require_plain(f"the triggers of {scheme}")
+        independent = kept_models(model, dataset.train, needed, report)
     given: dict[str, Any] = {"independent": independent} if independent else {}
     key = built.keygen(model, dataset.train, owner=owner, rng=rng, **given)
     save_key(key, out, passphrase=passphrase, force=force)

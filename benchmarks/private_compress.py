@@ -21,7 +21,7 @@ import torch  # noqa: E402
 
 from deepseal.adapter import Classifier, Dataset, Recipe, checkpoint, initialise, load, load_data, train  # noqa: E402
 from deepseal.apps.private_compress import accuracies, compress_model  # noqa: E402
-from deepseal.apps.workflow import silent  # noqa: E402
+from deepseal.apps.reporter import silent  # noqa: E402
 from deepseal.errors import InputError  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
 from deepseal.rng import Rng  # noqa: E402

@@ -38,6 +38,15 @@ def evil(tmp_path: Path) -> Iterator[Evil]:
     assert not proof.exists(), "code from a file has run"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Kept models go to a folder of the tests'."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DEEPSEAL_CACHE", str(folder))
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     return load_data("digits")

@@ -25,7 +25,6 @@ from deepseal.attacks.evasion.pgd import ascent
 from deepseal.errors import InputError
 from deepseal.parameters import parameter
 from deepseal.rng import Rng, expand_bits, expand_choice, expand_integers
-from deepseal.watermark.independent import independent_models
 from deepseal.watermark.key import Key
 from deepseal.watermark.scheme import Extraction, Observation, Published
 from deepseal.watermark.triggers import TriggerLoss, Triggers, TriggerScheme, check_complete
@@ -65,24 +64,10 @@ class BlackMarks(TriggerScheme):
     significance: float = parameter(1e-3, "p of the paper's rule", minimum=1e-300, maximum=1.0)
     batch: int = parameter(256, "triggers an update", minimum=1, maximum=4096)
 
-    def keygen(
-        self,
-        model: Classifier,
-        data: Split,
-        *,
-        owner: str,
-        rng: Rng | None = None,
-        independent: Sequence[BlackBox] = (),
-    ) -> Key:
-        """See ``TriggerScheme.keygen``; without independent models, ``models`` of them are trained first.
-
-        Raises:
-            InputError: fewer independent models than ``models``, or some that give no gradients.
-        """
-        if self.recipe == "robust" and not independent and self.models:
-            model.spec.require_plain(f"the triggers of {self.name}")
-            independent = independent_models(model, data, self.models, rng=rng or Rng(0))
-        return super().keygen(model, data, owner=owner, rng=rng, independent=independent)
+    @property
+    def models_needed(self) -> int:
+        """Independent models that keygen trains where none are given."""
+        return self.models if self.recipe == "robust" else 0
 
     def draw(self, model: Classifier, data: Split, secret: bytes, independent: Sequence[BlackBox]) -> Triggers:
         """The keys, and the bit that each class stands for."""

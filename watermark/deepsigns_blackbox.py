@@ -20,7 +20,6 @@ from deepseal.errors import InputError
 from deepseal.parameters import parameter
 from deepseal.rng import Rng, expand_integers
 from deepseal.watermark import images
-from deepseal.watermark.independent import independent_models
 from deepseal.watermark.key import Key
 from deepseal.watermark.latent_density import LatentDensity
 from deepseal.watermark.scheme import Extraction, Published
@@ -48,20 +47,10 @@ class DeepSignsBlackBox(TriggerScheme):
     recipe: str = parameter("robust", "how to choose the key inputs", choices=("robust", "paper"))
     significance: float = parameter(1e-3, "p of the paper's rule", minimum=1e-300, maximum=1.0)
 
-    def keygen(
-        self,
-        model: Classifier,
-        data: Split,
-        *,
-        owner: str,
-        rng: Rng | None = None,
-        independent: Sequence[BlackBox] = (),
-    ) -> Key:
-        """See ``TriggerScheme.keygen``; without independent models, ``models`` of them are trained first."""
-        if self.recipe == "robust" and not independent and self.models:
-            model.spec.require_plain(f"the triggers of {self.name}")
-            independent = independent_models(model, data, self.models, rng=rng or Rng(0))
-        return super().keygen(model, data, owner=owner, rng=rng, independent=independent)
+    @property
+    def models_needed(self) -> int:
+        """Independent models that keygen trains where none are given."""
+        return self.models if self.recipe == "robust" else 0
 
     def draw(self, model: Classifier, data: Split, secret: bytes, independent: Sequence[BlackBox]) -> Triggers:
         """Rare inputs on which unmarked models differ, or the paper's choice.

@@ -5,21 +5,33 @@ from __future__ import annotations
 import torch
 
 from deepseal.adapter import Classifier, Recipe, Split, initialise, train
+from deepseal.adapter.training import Progress
 from deepseal.errors import InputError
 from deepseal.rng import Rng
 
 
-def independent_models(model: Classifier, data: Split, count: int, *, rng: Rng) -> list[Classifier]:
+def independent_models(model: Classifier, data: Split, count: int) -> list[Classifier]:
     """``count`` models trained from fresh weights by the recipe in the model's metadata, or the default one.
+
+    They are no secret: the same model and data give the same ones, so that they can be kept.
 
     Raises:
         InputError: an architecture whose weights cannot be drawn again.
         TrainingError: a training diverged.
     """
+    return [independent_model(model, data, index) for index in range(count)]
+
+
+def independent_model(model: Classifier, data: Split, index: int, progress: Progress | None = None) -> Classifier:
+    """One of ``independent_models``."""
+    rng = Rng(0).child("independent", index)
+    return train(fresh(model, rng), data, recipe=stated_recipe(model), rng=rng, progress=progress)
+
+
+def stated_recipe(model: Classifier) -> Recipe:
+    """The training recipe in the model's metadata, or the default one."""
     stated = model.metadata.get("training", {}).get("recipe", {})
-    recipe = Recipe.from_mapping({name: stated[name] for name in stated if name in Recipe.__dataclass_fields__})
-    nodes = [rng.child("independent", index) for index in range(count)]
-    return [train(fresh(model, node), data, recipe=recipe, rng=node) for node in nodes]
+    return Recipe.from_mapping({name: stated[name] for name in stated if name in Recipe.__dataclass_fields__})
 
 
 def fresh(model: Classifier, rng: Rng) -> Classifier:

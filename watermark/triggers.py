@@ -26,6 +26,7 @@ from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, expand_integers, fresh_secret
 from deepseal.statistics import rate
+from deepseal.watermark.independent import independent_models
 from deepseal.watermark.key import Key
 from deepseal.watermark.robust import noisy_logits
 from deepseal.watermark.scheme import Access, Extraction, Observation
@@ -72,6 +73,11 @@ class TriggerScheme(Parameters):
     learning_rate: float = parameter(1e-3, "step size of Adam", minimum=1e-9, maximum=10.0)
     rounds: int = parameter(4, "most rounds of embedding, while a trigger reads wrong", minimum=1, maximum=100)
 
+    @property
+    def models_needed(self) -> int:
+        """Independent models that keygen trains where none are given."""
+        return 0
+
     def draw(self, model: Classifier, data: Split, secret: bytes, independent: Sequence[BlackBox]) -> Triggers:
         """The triggers of a new key; all randomness is expanded from the secret."""
         raise NotImplementedError
@@ -97,7 +103,7 @@ class TriggerScheme(Parameters):
             owner: name in the key; the text of the message where there is one (a zero-bit mark holds none).
             rng: seeds the secret, for repeatable experiments; None takes 32 bytes from the operating system.
             independent: unmarked models of the same task. The verdict grants every model as much agreement as the
-                worst of them shows.
+                worst of them shows. Where the scheme needs some and none are given, they are trained.
 
         Raises:
             InputError: data or independent models that do not fit the model.
@@ -105,6 +111,7 @@ class TriggerScheme(Parameters):
         model.spec.require_plain(f"the triggers of {self.name}")
         model.spec.require_classes()
         data.check(model.spec)
+        independent = independent or independent_models(model, data, self.models_needed)
         for other in independent:
             check_task(other, model.spec.shape, model.spec.num_classes)
         secret = rng.child("secret").bytes(SECRET_BYTES) if rng else fresh_secret()

@@ -86,6 +86,7 @@ def keygen(
             run,
             model=loaded,
             independent=others,
+            report=progress,
             dataset=dataset,
             scheme=scheme,
             params=parameters(param),

@@ -328,7 +328,7 @@ class TestDeepSignsBlackBox:
         assert np.allclose(read - read.mean(), expected - expected.mean(), atol=1e-4)
 
     def test_unmarked_models_differ_on_them(self, base, digits):
-        judges = independent_models(base, digits.train, 4, rng=Rng(5))
+        judges = independent_models(base, digits.train, 4)
         scheme = DeepSignsBlackBox(triggers=60)
         key = scheme.keygen(base, digits.train, owner="me", rng=Rng(0), independent=judges)
         assert key.public["independent_models"] == 2
@@ -354,7 +354,7 @@ class TestDeepSignsBlackBox:
 
 class TestIndependentModels:
     def test_are_trained_as_the_owner_s_and_differ(self, base, digits):
-        first, second = independent_models(base, digits.train, 2, rng=Rng(0))
+        first, second = independent_models(base, digits.train, 2)
         assert first.fingerprint() != second.fingerprint() != base.fingerprint()
         assert first.accuracy(digits.test).value > 0.9
 
