@@ -102,6 +102,8 @@ ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "overwrite-10": [("overwrite", {"strength": 10.0})],
     "overwrite-100": [("overwrite", {"strength": 100.0})],
     "ftal-20": [("fine-tune", {"mode": "ftal", "epochs": 20})],
+    "other-task": [("other-task", {"task": "fashion-mnist"})],
+    "int8": [("quantise", {})],
     "overwrite-hard": [("overwrite", {"strength": 100.0, "options": ["margin=20;relative_margin=8"]})],
     "stack": [
         ("prune", {"sparsity": 0.9}),
