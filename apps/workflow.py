@@ -12,18 +12,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from deepseal import adapter
-from deepseal.adapter import BlackBox, Classifier, Dataset, Recipe, Split, checkpoint
+from deepseal.adapter import BlackBox, Classifier, Dataset, Differentiable, Recipe, Split, checkpoint
 from deepseal.adapter.names import MismatchError
 from deepseal.adapter.oracle import accuracy
 from deepseal.apps.kept import kept_models
 from deepseal.apps.reporter import Reporter, silent
-from deepseal.attacks import REMOVAL
+from deepseal.attacks import EVASION, REMOVAL, Perturbed
 from deepseal.errors import InputError, VerificationError, one_line
 from deepseal.files import check_writable, pending
 from deepseal.record import Run
 from deepseal.rng import Rng
-from deepseal.statistics import Rate
+from deepseal.statistics import Rate, rate
 from deepseal.watermark import SCHEMES, Key, embedding_rounds, save_key, verify, verify_aligned
 from deepseal.watermark.cost import embedding_cost
 
@@ -227,6 +230,47 @@ def run_attack(
         file=str(out),
     )
     return removed.model
+
+
+def run_evasion(
+    run: Run,
+    *,
+    name: str,
+    params: dict[str, Any],
+    model: Differentiable,
+    dataset: Dataset,
+    seed: int,
+    out: Path,
+    force: bool,
+    report: Reporter,
+    limit: int | None = None,
+) -> Perturbed:
+    """Attack the test split's inputs, the first ``limit`` of them, and save them: x, y, fooled in a .npz file."""
+    check_writable(out, force=force)
+    if out.suffix != ".npz":
+        raise InputError("an output file that ends in .npz", found=str(out), do="rename it: it holds inputs")
+    attack = EVASION.build(name, params)
+    count = len(dataset.test) if limit is None else min(limit, len(dataset.test))
+    chosen = dataset.test.take(torch.arange(count))
+    clock = time.process_time()
+    with report(name):
+        found = attack.perturb(model, chosen, rng=Rng(seed).child("attack", name))
+    seconds = time.process_time() - clock
+    attacked, fooled = int(found.evidence["attacked"]), int(found.evidence["fooled"])
+    with pending(out, force=force) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, x=found.x.numpy(), y=chosen.y.numpy(), fooled=found.fooled.numpy())
+    run.params.update(attack=name, attack_params=attack.as_dict(), data=dataset.name, limit=limit)
+    run.fingerprints.update(dataset.fingerprints())
+    run.results.update(
+        inputs=count,
+        accuracy=rate(attacked, count).as_dict(),
+        accuracy_under_attack=rate(attacked - fooled, count).as_dict(),
+        success=rate(fooled, attacked).as_dict() if attacked else None,
+        cpu_seconds=seconds,
+        evidence=dict(found.evidence),
+        file=str(out),
+    )
+    return found
 
 
 def _change(before: Classifier, after: Classifier, test: Split) -> dict[str, Any]:

@@ -87,11 +87,13 @@ class Perturbed:
     """Inputs as an evasion attack changed them, and the proof that it did what it says.
 
     Attributes:
-        x: (N, …) in the order of the data, within the bounds.
+        x: (N, …) in the order of the data, within the bounds; as they were where the attack failed.
+        fooled: (N,) True where the model got the input right and gets the changed one wrong, checked again.
         evidence: plain values, such as how many inputs were attacked and how many of them fool the model.
     """
 
     x: Tensor = dataclasses.field(repr=False)
+    fooled: Tensor = dataclasses.field(repr=False)
     evidence: Mapping[str, Any]
 
 
@@ -113,7 +115,23 @@ class Evasion(Protocol):
         ...
 
 
-EVASION: Registry[Evasion] = Registry("evasion attack", "deepseal.evasion", {"pgd": "deepseal.attacks.evasion.pgd:PGD"})
+EVASION: Registry[Evasion] = Registry(
+    "evasion attack",
+    "deepseal.evasion",
+    {
+        "noise": "deepseal.attacks.evasion.noise:Noise",
+        "fgsm": "deepseal.attacks.evasion.fgsm:FGSM",
+        "bim": "deepseal.attacks.evasion.bim:BIM",
+        "mi-fgsm": "deepseal.attacks.evasion.mi_fgsm:MIFGSM",
+        "pgd": "deepseal.attacks.evasion.pgd:PGD",
+        "apgd": "deepseal.attacks.evasion.apgd:APGD",
+        "jsma": "deepseal.attacks.evasion.jsma:JSMA",
+        "deepfool": "deepseal.attacks.evasion.deepfool:DeepFool",
+        "cw": "deepseal.attacks.evasion.carlini_wagner:CarliniWagner",
+        "square": "deepseal.attacks.evasion.square:Square",
+        "hop-skip-jump": "deepseal.attacks.evasion.hop_skip_jump:HopSkipJump",
+    },
+)
 
 
 def weight_change(before: Classifier, after: Classifier) -> float:

@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepseal.adapter import BlackBox, Classifier, Split
 from deepseal.adapter.classifier import BATCH
-from deepseal.attacks.evasion.pgd import ascent
+from deepseal.attacks.evasion.pgd import ascent, cross_entropy_of
 from deepseal.errors import InputError
 from deepseal.parameters import parameter
 from deepseal.rng import expand_choice
@@ -81,10 +81,7 @@ def signed_gradient_step(model: Classifier, data: Split, epsilon: float) -> Tens
     """One signed gradient step within the bounds (Goodfellow et al., 2015); epsilon is a share of the range."""
     parts = []
     for x, y in zip(data.tensor.split(BATCH), data.y.split(BATCH), strict=True):
-
-        def objective(z: Tensor, y: Tensor = y) -> Tensor:
-            return nn.functional.cross_entropy(model.logits(z), y.to(model.device), reduction="none")
-
+        objective = cross_entropy_of(model, y)
         parts.append(ascent(x, objective, model.spec, epsilon=epsilon, steps=1, step_size=epsilon))
     return torch.cat(parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from deepseal.apps.cli.common import (
     progress,
     running,
 )
+from deepseal.errors import InputError
 
 app = typer.Typer(help="Attack a model as a thief would.", no_args_is_help=True)
 
@@ -43,7 +44,7 @@ def show(name: Annotated[str, typer.Argument(help="Name of the attack.")], json:
     """An attack's parameters with their defaults and ranges."""
     with running("attack.show", json=json, record=None) as (run, _):
         import inspect
-        from typing import Any, cast
+        from typing import cast
 
         from deepseal.attacks import EVASION, QUERY, REMOVAL
 
@@ -66,24 +67,29 @@ def run_(
     force: Force = False,
     json: Json = False,
     record: RecordFile = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Evasion attacks: only the first so many test inputs.")
+    ] = None,
     insecure_allow_pickle: Pickle = False,
 ) -> None:
-    """Run a removal attack on a copy of a model with the data set's training split. It never sees the owner's key."""
+    """Run an attack on a copy of a model. It never sees the owner's key.
+
+    A removal attack works with the data set's training split and writes the attacked model; an evasion attack changes
+    the inputs of the test split and writes them (.npz with x, y, fooled).
+    """
     with running("attack.run", json=json, record=record, force=force, seed=seed, out=out, inputs=(model,)) as (run, _):
         from deepseal.adapter import load_data
-        from deepseal.apps.workflow import load_model, run_attack
+        from deepseal.apps.workflow import load_model, run_attack, run_evasion
+        from deepseal.attacks import EVASION
 
+        if limit is not None and name not in EVASION.names():
+            raise InputError("an evasion attack with --limit", found=name, do="leave out --limit")
         dataset = load_data(data)
         loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
         run.params.update(model=str(model))
-        run_attack(
-            run,
-            name=name,
-            params=parameters(param),
-            model=loaded,
-            dataset=dataset,
-            seed=seed,
-            out=out,
-            force=force,
-            report=progress,
-        )
+        given: dict[str, Any] = {"name": name, "params": parameters(param), "model": loaded, "dataset": dataset}
+        given |= {"seed": seed, "out": out, "force": force, "report": progress}
+        if name in EVASION.names():
+            run_evasion(run, limit=limit, **given)
+        else:
+            run_attack(run, **given)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepseal.adapter import Differentiable, InputSpec, Split
-from deepseal.adapter.classifier import BATCH
 from deepseal.attacks.base import Perturbed
+from deepseal.attacks.evasion.search import attacked
 from deepseal.errors import InputError
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import Rng
@@ -47,36 +47,32 @@ class PGD(Parameters):
         """Raise the cross-entropy of the true label.
 
         Raises:
-            InputError: a model without classes, of integers or of several inputs, or data that do not fit it.
+            InputError: see ``search.attacked``.
         """
-        model.spec.require_plain("gradients in the input")
-        model.spec.require_classes()
-        data.check(model.spec)
-        x, generator = data.tensor.clone(), rng.child("start").torch()
-        left = torch.nonzero(model.query(x).argmax(dim=1) == data.y).reshape(-1)
-        attacked = len(left)
-        for _ in range(self.restarts):
-            for rows in left.split(BATCH):
-                labels = data.y[rows]
-                clean = data.tensor[rows]
 
-                def objective(z: Tensor, labels: Tensor = labels) -> Tensor:
-                    logits = model.logits(z)
-                    return torch.nn.functional.cross_entropy(logits, labels.to(logits.device), reduction="none")
+        def search(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+            return ascent(
+                x,
+                cross_entropy_of(model, y),
+                model.spec,
+                epsilon=self.epsilon,
+                norm="l2" if self.norm == "l2" else "linf",
+                steps=self.steps,
+                step_size=self.step_size * self.epsilon / self.steps,
+                generator=generator,
+            )
 
-                x[rows] = ascent(
-                    clean,
-                    objective,
-                    model.spec,
-                    epsilon=self.epsilon,
-                    norm="l2" if self.norm == "l2" else "linf",
-                    steps=self.steps,
-                    step_size=self.step_size * self.epsilon / self.steps,
-                    generator=generator,
-                )
-            if len(left):
-                left = left[model.query(x[left]).argmax(dim=1) == data.y[left]]
-        return Perturbed(x, {"attacked": attacked, "fooled": attacked - len(left)})
+        return attacked(model, data, search, rng=rng, restarts=self.restarts)
+
+
+def cross_entropy_of(model: Differentiable, labels: Tensor) -> Objective:
+    """(N,) cross-entropy of the labels, a function of the inputs."""
+
+    def objective(z: Tensor) -> Tensor:
+        logits = model.logits(z)
+        return nn.functional.cross_entropy(logits, labels.to(logits.device), reduction="none")
+
+    return objective
 
 
 def ascent(
@@ -115,13 +111,23 @@ def ascent(
         change = torch.empty_like(x).uniform_(-radius, radius, generator=generator)
     change = _within(x, change, radius, norm, low, high)
     for _ in range(steps):
-        with torch.enable_grad():
-            leaf = (x + change).detach().requires_grad_(True)
-            (gradient,) = torch.autograd.grad(objective(leaf).sum(), leaf)
-        if not bool(torch.isfinite(gradient).all()):
-            raise InputError("finite gradients in the input", found="NaN or infinity", do="check model and data")
+        gradient = gradient_of(objective, x + change)
         change = _within(x, change + step * _direction(gradient, norm), radius, norm, low, high)
     return (x + change).clamp(low, high)
+
+
+def gradient_of(objective: Objective, x: Tensor) -> Tensor:
+    """(N, …) gradient of each input's own objective.
+
+    Raises:
+        InputError: one that is not finite.
+    """
+    with torch.enable_grad():
+        leaf = x.detach().clone().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(objective(leaf).sum(), leaf)
+    if not bool(torch.isfinite(gradient).all()):
+        raise InputError("finite gradients in the input", found="NaN or infinity", do="check model and data")
+    return gradient
 
 
 def _direction(gradient: Tensor, norm: Norm) -> Tensor:

@@ -107,6 +107,12 @@ class TestPromisedLines:
             assert json.loads((tmp_path / f"{out}.json").read_text()) == attacked
             checked = ok(*verify.split(), f"{out}.safetensors", "--record", f"{out}-verify.json")
             assert checked["results"]["verdict"] == "owned"
+        line = "attack run pgd -p epsilon=0.2 -p steps=5 --model base.safetensors --data digits --limit 50 --json"
+        evaded = ok(*line.split(), "--out", "adversarial.npz")["results"]
+        with np.load(tmp_path / "adversarial.npz") as saved:
+            assert saved["x"].shape == (50, 1, 8, 8)
+            assert int(saved["fooled"].sum()) == evaded["success"]["count"] > 25
+        assert evaded["accuracy_under_attack"]["count"] == evaded["accuracy"]["count"] - evaded["success"]["count"]
         ok("report", "html", *sorted(tmp_path.glob("*.json")), "--out", "report.html")
         assert "owned" in (tmp_path / "report.html").read_text()
 
@@ -315,6 +321,10 @@ class TestBadInput:
                 ["strength"],
             ),
             ("attack show prun", ["'prune'"]),
+            ("attack run pgd --model base.safetensors --data digits --out x.safetensors", ["ends in .npz"]),
+            ("attack run pgd -p norm=l3 --model base.safetensors --data digits --out x.npz", ["'linf'"]),
+            ("attack run pgd --limit 0 --model base.safetensors --data digits --out x.npz", ["--limit"]),
+            ("attack run prune --limit 5 --model base.safetensors --data digits --out x.safetensors", ["--limit"]),
             ("model train --arch deepseal.adapter.zoo:mpl --data digits --out x.safetensors", ["'mlp'"]),
             ("model train --arch deepseal.adapter.zoo:mlp?hidden=x --data digits --out x.safetensors", ["arguments"]),
             ("model train --arch deepseal.adapter.zoo:mlp --data digits --epochs x --out x.safetensors", ["epochs"]),

@@ -40,7 +40,8 @@ def test_stays_in_ball_and_bounds(norm, base, some, no_trace):
     assert float(found.x.max()) <= 1.0
     right = base.predict(some.x) == some.y
     fooled = right & (base.predict(found.x) != some.y)
-    assert found.evidence == {"attacked": int(right.sum()), "fooled": int(fooled.sum())}
+    assert (found.evidence["attacked"], found.evidence["fooled"]) == (int(right.sum()), int(fooled.sum()))
+    assert torch.equal(found.fooled, fooled)
     assert int(fooled.sum()) > 0.5 * int(right.sum())
     assert torch.equal(found.x[~right], some.x[~right])
 
