@@ -249,11 +249,19 @@ def _checked(url: str, *, allow_plain: bool, secret: bool) -> str:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
-        parts, host = urlsplit(""), None
-    sound = parts.scheme in ("http", "https") and host and url.isascii() and url.isprintable() and " " not in url
-    if not sound or parts.query or parts.fragment or "@" in parts.netloc:
+        parts, host = urlsplit("http:"), None
+    wrong = {
+        "a blank, control or non-ASCII character": not (url.isascii() and url.isprintable() and " " not in url),
+        "none of http:// and https:// in front": not parts.scheme,
+        f"{parts.scheme!r} instead of http or https": parts.scheme not in ("http", "https"),
+        "no host, or a bad port": not host,
+        "a user name or password": "@" in parts.netloc,
+        "a query or fragment": bool(parts.query or parts.fragment),
+    }
+    found = next((what for what, is_so in wrong.items() if is_so), None)
+    if found is not None:
         do = "write http://127.0.0.1:8000 or https://host, without user, query and fragment"
-        raise InputError("the URL of a server", found="something else", do=do)
+        raise InputError("the URL of a server", found=found, do=do)
     if parts.scheme == "http" and not _loopback(str(host)) and (secret or not allow_plain):
         do = "use https" if secret else "use https, or allow_plain=True (--allow-plain) where the network is protected"
         raise InputError("https to another machine", found="http, which everybody on the way can read", do=do)

@@ -33,6 +33,7 @@ DATATYPES: Mapping[str, type[np.generic]] = {
     "FP64": np.float64,
 }
 FLOATS = ("FP16", "FP32", "FP64")
+INTEGERS = tuple(name for name in DATATYPES if "INT" in name)
 _MOST_DIMENSIONS = 16
 
 

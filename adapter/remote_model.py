@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from urllib.parse import quote
+import re
+from urllib.parse import quote, unquote, urlsplit
 
 from deepseal.adapter.access import Output
 from deepseal.adapter.http_client import Exchange, HttpClient
-from deepseal.adapter.inference_protocol import FLOATS, TensorInfo, listed, parse, shown, tensor_info
+from deepseal.adapter.inference_protocol import FLOATS, INTEGERS, TensorInfo, listed, parse, shown, tensor_info
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError, ProtocolError, TransportError
 
@@ -41,6 +42,37 @@ class RemoteModel:
     def path(self) -> str:
         """Where the server has it."""
         return f"/v2/models/{quote(self.name, safe='')}"
+
+
+def model_address(url: str, name: str | None = None) -> tuple[str, str]:
+    """The server and the model's name in an address such as ``http://127.0.0.1:8000/v2/models/NAME``.
+
+    Args:
+        url: the model's address, or the server's.
+        name: the model's name, where the address does not say it.
+
+    Raises:
+        InputError: an address that names no model, or another one than ``name``.
+    """
+    expected, do = "the URL of a model", "write http://127.0.0.1:8000/v2/models/NAME"
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InputError(expected, found="no URL", do=do) from error
+    path = parts.path
+    stated = re.fullmatch(r"(.*)/v2/models/([^/?#]+)(/infer)?/?", url)
+    if "/v2/models" in path and stated is None:
+        found = "a query or fragment" if parts.query or parts.fragment else f"the path {shown(path)}"
+        raise InputError(expected, found=found, do=do)
+    if stated is None:
+        if not name:
+            found = f"the path {shown(path)}" if path.strip("/") else "the server's alone"
+            raise InputError(expected, found=found, do=f"{do}, or give the model's name (--name)")
+        return url, name
+    if name not in (None, unquote(stated[2])):
+        do = "leave out the name (--name), or correct one of them"
+        raise InputError(f"the model {name!r} in the URL", found=shown(unquote(stated[2])), do=do)
+    return stated[1], unquote(stated[2])
 
 
 def choose(
@@ -115,6 +147,9 @@ def _output(tensors: list[TensorInfo], output: Output | None, name: str | None) 
     """The name of the output tensor to ask for, and what it means."""
     names = [tensor.name for tensor in tensors]
     known = [option for option in OUTPUTS if option in names]
+    chosen = [tensor for tensor in tensors if name in (None, tensor.name)]
+    if output is None and not known and len(chosen) == 1 and _is_label(chosen[0]):
+        output = "labels"
     if output is None:
         found = [option for option in OUTPUTS if option == name] if name else known
         if len(found) != 1:
@@ -131,6 +166,11 @@ def _output(tensors: list[TensorInfo], output: Output | None, name: str | None) 
     if output in names:
         return output, output
     raise InputError("the name of the output to use", found=f"outputs {shown(names)}", do="pass one of these")
+
+
+def _is_label(tensor: TensorInfo) -> bool:
+    """Whether it holds one whole number a sample."""
+    return tensor.datatype in INTEGERS and math.prod(tensor.shape[1:]) == 1
 
 
 def _row(entry: TensorInfo, spec: InputSpec) -> tuple[tuple[int, ...], int]:

@@ -55,7 +55,7 @@ def evaluate(
     data: Data,
     model: remote_.LocalModel = None,
     arch: Arch = None,
-    remote: remote_.Remote = None,
+    url: remote_.Url = None,
     name: remote_.Name = None,
     output: remote_.Answers = None,
     batch: remote_.Batch = 64,
@@ -73,7 +73,7 @@ def evaluate(
         from deepseal.adapter import load_data
         from deepseal.apps.workflow import evaluate_model, load_model
 
-        remote_.check_source(model, remote, name)
+        remote_.check_source(model, url, name)
         dataset = load_data(data)
         if model is not None:
             loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
@@ -84,8 +84,8 @@ def evaluate(
         with remote_.asking(
             run,
             dataset.spec,
-            remote=str(remote),
-            name=str(name),
+            url=str(url),
+            name=name,
             output=output,
             batch=batch,
             max_queries=max_queries,

@@ -22,39 +22,45 @@ if TYPE_CHECKING:
 
 TOKEN = "DEEPSEAL_REMOTE_TOKEN"  # noqa: S105
 
-LocalModel = Annotated[Path | None, typer.Option("--model", help="Weights file (safetensors), or use --remote.")]
-Remote = Annotated[
+LocalModel = Annotated[Path | None, typer.Option("--model", help="Weights file (safetensors), or use --url.")]
+Url = Annotated[
     str | None,
     typer.Option(
-        "--remote", help=f"URL of a server of the Open Inference Protocol (KServe v2) to ask; token: {TOKEN}."
+        "--url",
+        "--remote",
+        help="A model at a server of the Open Inference Protocol (KServe v2), http://HOST:PORT/v2/models/NAME, or the "
+        f"server and --name; token: {TOKEN}.",
     ),
 ]
-Name = Annotated[str | None, typer.Option("--name", help="The model's name at --remote.")]
+Name = Annotated[str | None, typer.Option("--name", help="The model's name, where --url ends at the server.")]
 Answers = Annotated[
     str | None,
-    typer.Option("--output", help="What --remote answers: labels, probabilities or logits; only if it does not say."),
+    typer.Option("--output", help="What --url answers: labels, probabilities or logits; only if it does not say."),
 ]
-Batch = Annotated[int, typer.Option("--batch", help="Most inputs in a request to --remote.", min=1)]
+Batch = Annotated[int, typer.Option("--batch", help="Most inputs in a request to --url.", min=1)]
 MaxQueries = Annotated[
-    int | None, typer.Option("--max-queries", help="Most inputs to ask --remote. [default: any number]", min=1)
+    int | None, typer.Option("--max-queries", help="Most inputs to ask --url. [default: any number]", min=1)
 ]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds for one attempt at a request to --remote.")]
-Authority = Annotated[Path | None, typer.Option("--tls-ca", help="CA (PEM) of the certificate of --remote.")]
-Plain = Annotated[bool, typer.Option("--allow-plain", help="Allow --remote without encryption beyond this machine.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds for one attempt at a request to --url.")]
+Authority = Annotated[Path | None, typer.Option("--tls-ca", help="CA (PEM) of the certificate of --url.")]
+Plain = Annotated[bool, typer.Option("--allow-plain", help="Allow --url without encryption beyond this machine.")]
 
 
-def check_source(model: Path | None, remote: str | None, name: str | None) -> None:
+def check_source(model: Path | None, url: str | None, name: str | None) -> None:
     """Refuse none or both of a file and a server, and a server without the model's name.
 
     Raises:
         InputError: the options do not name one model.
     """
-    if (model is None) == (remote is None):
+    from deepseal.adapter.remote_model import model_address
+
+    if (model is None) == (url is None):
         found = "neither" if model is None else "both"
-        raise InputError("either --model or --remote", found=found, do="give one of them")
-    if (remote is None) != (name is None):
-        found = "--remote alone" if name is None else "--name alone"
-        raise InputError("--remote and --name together", found=found, do="give both")
+        raise InputError("either --model or --url", found=found, do="give one of them")
+    if url is None and name is not None:
+        raise InputError("--name with --url", found="--name alone", do="leave it out, or give the server's --url")
+    if url is not None:
+        model_address(url, name)
 
 
 @contextmanager
@@ -62,8 +68,8 @@ def asking(
     run: Run,
     spec: InputSpec,
     *,
-    remote: str,
-    name: str,
+    url: str,
+    name: str | None,
     output: str | None,
     batch: int,
     max_queries: int | None,
@@ -75,12 +81,14 @@ def asking(
     from deepseal.adapter.access import Output
     from deepseal.adapter.http_client import HttpClient, Patience
     from deepseal.adapter.remote import RemoteOracle
+    from deepseal.adapter.remote_model import model_address
     from deepseal.rng import Rng
 
     if output is not None and output not in get_args(Output):
         raise UnknownNameError("kind of answer", output, get_args(Output))
+    server, model = model_address(url, name)
     client = HttpClient(
-        remote,
+        server,
         patience=Patience(timeout=timeout),
         rng=Rng(secrets.randbits(63)),
         token=os.environ.get(TOKEN),
@@ -88,8 +96,8 @@ def asking(
         allow_plain=allow_plain,
     )
     meaning = cast("Output | None", output)
-    run.params.update(remote=client.url, name=name)
-    with RemoteOracle.connect(client, name, spec, output=meaning, max_queries=max_queries, batch=batch) as oracle:
+    run.params.update(remote=client.url, name=model)
+    with RemoteOracle.connect(client, model, spec, output=meaning, max_queries=max_queries, batch=batch) as oracle:
         try:
             yield oracle
         finally:

@@ -152,7 +152,7 @@ def embed(
 def verify(
     key: KeyFile,
     model: remote_.LocalModel = None,
-    remote: remote_.Remote = None,
+    url: remote_.Url = None,
     name: remote_.Name = None,
     output: remote_.Answers = None,
     batch: remote_.Batch = 64,
@@ -181,7 +181,7 @@ def verify(
 ) -> None:
     """Decide whether a model carries the key's mark. Exit code: 0 owned, 1 not owned, 3 inconclusive.
 
-    A model at a server (--remote) can be asked only with the key of a black-box scheme. With --align the rate is
+    A model at a server (--url) can be asked only with the key of a black-box scheme. With --align the rate is
     halved, and a suspect in which too few of the original's neurons are found is inconclusive; best align to the model
     as it was before it was marked.
     """
@@ -189,7 +189,7 @@ def verify(
     with running("watermark.verify", json=json, record=record, force=force, inputs=inputs) as (run, finished):
         from deepseal.apps.workflow import load_model, load_pair, verify_mark
 
-        remote_.check_source(model, remote, name)
+        remote_.check_source(model, url, name)
         opened, _ = _open(key, passphrase_file)
         run.params.update(key=str(key))
         original = None
@@ -205,7 +205,7 @@ def verify(
             run.params.update(model=str(model), align=str(align))
             suspect: AbstractContextManager[BlackBox] = nullcontext(loaded)
         elif align is not None or align_arch is not None:
-            found = "--remote" if model is None else "--align-arch alone"
+            found = "--url" if model is None else "--align-arch alone"
             raise InputError("--align with the suspect's weights", found=found, do="give --model and --align")
         elif model is not None:
             loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, key=opened)
@@ -215,8 +215,8 @@ def verify(
             suspect = remote_.asking(
                 run,
                 opened.spec,
-                remote=str(remote),
-                name=str(name),
+                url=str(url),
+                name=name,
                 output=output,
                 batch=batch,
                 max_queries=max_queries,

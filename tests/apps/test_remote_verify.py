@@ -9,12 +9,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from served import serving
+from served import scores, scripted, serving
 from test_cli import record_of, run
 
 from deepseal.adapter import InputSpec, Oracle
 from deepseal.adapter.http_client import HttpClient
 from deepseal.adapter.remote import RemoteOracle
+from deepseal.adapter.remote_model import model_address
 from deepseal.errors import InputError
 from deepseal.rng import SECRET_BYTES, Rng
 from deepseal.watermark import SCHEMES, Key, save_key, verify
@@ -87,6 +88,49 @@ def test_command_line(asked, tmp_path, capsys, monkeypatch):
         code, out, err = run(capsys, monkeypatch, tmp_path, *line.split(), "--max-queries", BITS - 1)
         assert (code, out) == (2, "")
         assert "more queries" in err
+
+
+@pytest.mark.parametrize(
+    "address", ["{url}/v2/models/suspect", "{url}/v2/models/suspect/infer", "{url} --name suspect"]
+)
+@pytest.mark.parametrize("option", ["--url", "--remote"])
+def test_every_spelling_of_an_address(asked, tmp_path, capsys, monkeypatch, address, option):
+    save_key(asked, tmp_path / "owner.key")
+    with serving(Oracle(model(asked.message()), SPEC)) as url:
+        line = f"watermark verify {option} {address.format(url=url)} --key owner.key --json"
+        code, out, err = run(capsys, monkeypatch, tmp_path, *line.split())
+    assert code == 0, err
+    record = record_of(out)
+    assert (record["results"]["verdict"], record["results"]["queries"]) == ("owned", BITS)
+    assert (record["params"]["remote"], record["params"]["name"]) == (url, "suspect")
+
+
+def test_a_name_that_needs_escapes_and_a_server_under_a_path(asked):
+    assert model_address("https://a/in/front/v2/models/a%20b") == ("https://a/in/front", "a b")
+    with serving(Oracle(model(asked.message()), SPEC), "a b") as url:
+        server, name = model_address(f"{url}/v2/models/a%20b/")
+        with RemoteOracle.connect(HttpClient(server), name, SPEC) as oracle:
+            assert verify(oracle, asked, max_false_positive=1e-9).verdict == "owned"
+
+
+@pytest.mark.parametrize("shape", [[], [1]], ids=["row", "column"])
+def test_labels_under_any_name(asked, shape):
+    """Another server's labels: whole numbers, one a sample, under a name that says nothing."""
+    described = {
+        "name": "suspect",
+        "platform": "other",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 1]}],
+        "outputs": [{"name": "predict", "datatype": "INT64", "shape": [-1, *shape]}],
+    }
+
+    def infer(request, _number):
+        x = torch.tensor(request["inputs"][0]["data"]).reshape(-1, 1)
+        labels = model(asked.message())(x).argmax(1).tolist()
+        return scores(labels, [len(x), *shape], name="predict", datatype="INT64")
+
+    with scripted(described, infer) as url, RemoteOracle.connect(HttpClient(url), "suspect", SPEC) as oracle:
+        assert oracle.output == "labels"
+        assert verify(oracle, asked, max_false_positive=1e-9).verdict == "owned"
 
 
 def test_a_key_that_needs_the_weights(key, base, files, capsys, monkeypatch, tmp_path):

@@ -43,7 +43,7 @@ def test_keygen_embed_verify_and_a_server(capsys, monkeypatch, folder):
     for model, verdict, code in (("marked", "owned", 0), ("other", "not-owned", 1)):
         oracle = checkpoint.load(folder / f"{model}.safetensors").oracle(output="labels")
         with serving(oracle) as url:
-            line = f"watermark verify --remote {url} --name suspect --key adi.key --null-keys 50"
+            line = f"watermark verify --url {url}/v2/models/suspect --key adi.key --null-keys 50"
             result = ok(capsys, monkeypatch, folder, line, code)
         assert (result["verdict"], result["queries"], result["null"]["owned"]) == (verdict, 100, 0)
         assert result["published"]["accepts"] == (verdict == "owned")
