@@ -34,6 +34,7 @@ DATATYPES: Mapping[str, type[np.generic]] = {
 }
 FLOATS = ("FP16", "FP32", "FP64")
 INTEGERS = tuple(name for name in DATATYPES if "INT" in name)
+INPUT = "input"  # what the only input is called, where nobody has named it
 _MOST_DIMENSIONS = 16
 
 
@@ -67,10 +68,14 @@ def encode(name: str, values: NDArray[Any], datatype: str) -> dict[str, Any]:
     """A tensor as a JSON value with its data flat, in row-major order; floats are exact.
 
     Raises:
-        InputError: numbers that are not finite in that datatype, which JSON cannot say.
+        InputError: whole numbers that do not fit the datatype, or others that are not finite in it, which JSON cannot
+            say.
     """
     with np.errstate(over="ignore"):
         cast = values.astype(DATATYPES[datatype])
+    if datatype not in FLOATS and not np.array_equal(cast, values):
+        found = f"values in [{values.min():g}, {values.max():g}]"
+        raise InputError(f"values that fit {datatype} in {name!r}", found=found, do="pass what the server takes")
     if not np.isfinite(cast).all():
         raise InputError(f"finite {datatype} numbers", found="NaN or infinite values", do="check the data or the model")
     data = cast.reshape(-1).tolist()

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from deepseal.adapter.access import Output
 from deepseal.adapter.http_client import Exchange, HttpClient
-from deepseal.adapter.inference_protocol import decode, encode, listed, parse, shown
-from deepseal.adapter.inputs import Batch, single
+from deepseal.adapter.inference_protocol import decode, listed, parse, shown
+from deepseal.adapter.inputs import Batch
+from deepseal.adapter.outputs import reduce
 from deepseal.adapter.remote_model import RemoteModel, body_of, choose, odd
 from deepseal.adapter.spec import InputSpec
-from deepseal.errors import InputError
+from deepseal.errors import InputError, ProtocolError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,7 +40,8 @@ class RemoteOracle:
         client: the way to the server.
         model: what to ask for there.
         spec: what the model takes.
-        output: what the server answers with: (N, classes) logits or probabilities, or (N,) labels.
+        output: what the server answers with: (N, classes) logits or probabilities, or (N,) labels; (N, D) embeddings of
+            a model without classes count as logits.
         max_queries: number of inputs that may be asked; None for no limit. An input counts once, however often its
             request was tried, and not at all if no connection was made.
     """
@@ -80,7 +82,7 @@ class RemoteOracle:
             client: the way to the server.
             name: the model's name there.
             spec: what the model takes.
-            output: what the server answers with; if None, the name of the output tensor says it.
+            output: what the server answers with; if None, the name of the output tensor says it, or its datatype.
             output_name: the output tensor, where there are several.
             max_queries: see the class.
             batch: most samples in a request; fewer where a request would become longer than about 16 MiB.
@@ -131,7 +133,10 @@ class RemoteOracle:
 
     @torch.no_grad()
     def query(self, x: Batch) -> Tensor:
-        """Answers on the CPU: (N, classes) float32 logits or probabilities, or (N,) int64 labels.
+        """Answers on the CPU: (N, classes) float32 logits or probabilities, (N, D) embeddings, or (N,) int64 labels.
+
+        The one score z of a server with two classes becomes the logits (0, z) or the probabilities (1 - z, z), and
+        answers a frame or token, (N, T, C), are reduced as the spec says.
 
         Raises:
             InputError: inputs that do not fit the spec, or more queries than the budget has left (none is spent).
@@ -152,34 +157,32 @@ class RemoteOracle:
             self._queries += len(x)
         spent, parts = 0, []
         try:
-            for part in single(x).detach().split(self._model.batch):
+            for part in x.split(self._model.fitting(x)):
+                request = self._model.request(part)
                 spent += len(part)
-                exchange, request_id = self._ask(part)
+                exchange = self._ask(request, len(part))
                 spent -= 0 if exchange.sent else len(part)
-                parts.append(self._read(exchange, request_id, len(part)))
+                parts.append(self._read(exchange, request["id"], part))
         finally:
             with self._lock:
                 self._queries -= len(x) - spent
+        if len({part.shape[1:] for part in parts}) > 1:
+            found = " and ".join(str(tuple(part.shape)) for part in parts[:4])
+            raise ProtocolError(f"answers of one width from {self._client.url}", found=found, do="check the model")
         return torch.cat(parts)
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _ask(self, x: Tensor) -> tuple[Exchange, str]:
-        model = self._model
-        values = x.to("cpu", torch.float64).numpy().reshape(len(x), *model.row)
-        digest = hashlib.sha256(values.tobytes()).hexdigest()
-        request: dict[str, Any] = {"id": digest[:16], "inputs": [encode(model.input_name, values, model.datatype)]}
-        if model.output_name is not None:
-            request["outputs"] = [{"name": model.output_name}]
+    def _ask(self, request: dict[str, Any], count: int) -> Exchange:
         body = json.dumps(request, separators=(",", ":"), allow_nan=False).encode()
         began = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-        exchange = self._client.send("POST", f"{model.path}/infer", body)
+        exchange = self._client.send("POST", f"{self._model.path}/infer", body)
         replied = exchange.status is not None
         entry = {
             "time": began,
-            "inputs": len(x),
+            "inputs": count,
             "request_sha256": hashlib.sha256(body).hexdigest(),
             "reply_sha256": hashlib.sha256(exchange.body).hexdigest() if replied else None,
             "status": exchange.status,
@@ -189,9 +192,9 @@ class RemoteOracle:
         }
         with self._lock:
             self._log.append(entry)
-        return exchange, request["id"]
+        return exchange
 
-    def _read(self, exchange: Exchange, request_id: str, count: int) -> Tensor:
+    def _read(self, exchange: Exchange, request_id: str, x: Batch) -> Tensor:
         body = body_of(self._client, exchange, f"answers of {self._model.name!r}")
         try:
             reply = parse(body, "a reply")
@@ -204,7 +207,7 @@ class RemoteOracle:
                 what = "one output tensor" if wanted is None else f"an output {wanted!r}"
                 names = shown([name for name, *_ in decoded])
                 raise InputError(what, found=names, do="say which output to use")
-            return self._labels(found[0], count) if self.output == "labels" else self._scores(found[0], count)
+            return self._labels(found[0], len(x)) if self.output == "labels" else self._scores(found[0], x)
         except InputError as error:
             raise odd(self._client, error) from error
 
@@ -217,19 +220,26 @@ class RemoteOracle:
             raise InputError(expected, found="other values", do="check --output and the model")
         return torch.from_numpy(labels.astype(np.int64))
 
-    def _scores(self, values: NDArray[Any], count: int) -> Tensor:
-        wanted = (count, self.spec.num_classes)
-        if values.shape != wanted:
-            raise InputError(f"scores of shape {wanted}", found=f"shape {values.shape}", do="check --output, the data")
+    def _scores(self, values: NDArray[Any], x: Batch) -> Tensor:
         with np.errstate(over="ignore"):
-            scores = values.astype(np.float32)
-        if not bool(np.isfinite(scores).all()):
+            scores = torch.from_numpy(values.astype(np.float32))
+        if scores.ndim > 2 and len(scores) == len(x):
+            scores = reduce(scores, self.spec.reduce, self.spec.mask_of(x))
+        if self.spec.num_classes == 2 and scores.shape in ((len(x),), (len(x), 1)):
+            second = scores.reshape(-1, 1)
+            first = 1.0 - second if self.output == "probabilities" else torch.zeros_like(second)
+            scores = torch.cat([first, second], dim=1)
+        width = self.spec.num_classes or (scores.shape[1] if scores.ndim == 2 else 0)
+        if scores.shape != (len(x), width) or width == 0:
+            wanted = f"scores of shape ({len(x)}, {self.spec.num_classes or 'any'})"
+            raise InputError(wanted, found=f"shape {values.shape}", do="check --output, the data")
+        if not bool(torch.isfinite(scores).all()):
             raise InputError("finite scores", found="NaN or infinite values", do="check the model")
         if self.output == "probabilities" and (
-            float(scores.min()) < -_SUM or float(np.abs(scores.sum(axis=1) - 1.0).max()) > _SUM
+            float(scores.min()) < -_SUM or float((scores.sum(dim=1) - 1.0).abs().max()) > _SUM
         ):
             raise InputError("probabilities that add up to 1", found="other scores", do="declare logits")
-        return torch.from_numpy(scores)
+        return scores
 
     def __enter__(self) -> Self:
         return self

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
+
+import torch
+from torch import Tensor
 
 from deepseal.adapter.access import Output
 from deepseal.adapter.http_client import Exchange, HttpClient
-from deepseal.adapter.inference_protocol import FLOATS, INTEGERS, TensorInfo, listed, parse, shown, tensor_info
-from deepseal.adapter.spec import InputSpec
+from deepseal.adapter.inference_protocol import (
+    FLOATS,
+    INPUT,
+    INTEGERS,
+    TensorInfo,
+    encode,
+    listed,
+    parse,
+    shown,
+    tensor_info,
+)
+from deepseal.adapter.inputs import Batch, Inputs, each
+from deepseal.adapter.spec import Field, InputSpec
 from deepseal.errors import InputError, ProtocolError, TransportError
 
 OUTPUTS: tuple[Output, ...] = ("labels", "probabilities", "logits")
@@ -19,22 +36,37 @@ _NUMBER = 24  # bytes of a number in JSON, about
 
 
 @dataclasses.dataclass(frozen=True)
+class RemoteInput:
+    """One tensor that the server takes: its name and datatype there; samples are sent as they are, or ``flat``."""
+
+    name: str
+    datatype: str
+    flat: bool = False
+
+    def encoded(self, values: Tensor) -> dict[str, Any]:
+        """A batch of samples as the protocol has it.
+
+        Raises:
+            InputError: values that the datatype cannot hold.
+        """
+        wide = torch.float64 if values.is_floating_point() else torch.int64
+        array = values.detach().to("cpu", wide).numpy()
+        return encode(self.name, array.reshape(len(array), -1) if self.flat else array, self.datatype)
+
+
+@dataclasses.dataclass(frozen=True)
 class RemoteModel:
     """What is asked for at the server.
 
     Attributes:
         name: the model's name there.
-        input_name: name of its input tensor.
-        datatype: FP16, FP32 or FP64, of its input.
-        row: shape in which one sample is sent.
+        inputs: its input tensors by the names of the spec's fields.
         output_name: the output tensor to ask for; None for the only one.
         batch: most samples in a request.
     """
 
     name: str
-    input_name: str
-    datatype: str
-    row: tuple[int, ...]
+    inputs: Mapping[str, RemoteInput]
     output_name: str | None
     batch: int
 
@@ -42,6 +74,25 @@ class RemoteModel:
     def path(self) -> str:
         """Where the server has it."""
         return f"/v2/models/{quote(self.name, safe='')}"
+
+    def request(self, x: Batch) -> dict[str, Any]:
+        """The question for the answers to ``x``; its id is a digest of the values.
+
+        Raises:
+            InputError: values that the server's datatypes cannot hold.
+        """
+        tensors = x.tensors if isinstance(x, Inputs) else {INPUT: x}
+        inputs = [entry.encoded(tensors[field]) for field, entry in self.inputs.items()]
+        digest = hashlib.sha256()
+        for tensor in each(x):
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        wanted = {} if self.output_name is None else {"outputs": [{"name": self.output_name}]}
+        return {"id": digest.hexdigest()[:16], "inputs": inputs, **wanted}
+
+    def fitting(self, x: Batch) -> int:
+        """How many of these samples go into one request."""
+        numbers = sum(max(1, tensor[0].numel()) for tensor in each(x))
+        return max(1, min(self.batch, _BODY // (_NUMBER * numbers)))
 
 
 def model_address(url: str, name: str | None = None) -> tuple[str, str]:
@@ -85,12 +136,11 @@ def choose(
         ProtocolError: it does not speak the protocol.
         InputError: there is no such model, or it does not take such inputs.
     """
-    inputs, outputs = _described(client, name)
-    entry = _only(inputs) or TensorInfo("input", "FP32", (-1, *spec.shape))
-    chosen, meaning = _output(outputs, output, output_name)
-    row, most = _row(entry, spec)
-    fits = max(1, _BODY // (_NUMBER * math.prod(row)))
-    return RemoteModel(name, entry.name, entry.datatype, row, chosen, min(batch, most, fits)), meaning
+    described, outputs = _described(client, name)
+    inputs = _inputs(described, spec)
+    chosen, meaning = _output(outputs, output, output_name, spec)
+    one_by_one = any(entry.shape[0] == 1 for entry in described)
+    return RemoteModel(name, inputs, chosen, 1 if one_by_one else batch), meaning
 
 
 def _described(client: HttpClient, name: str) -> tuple[list[TensorInfo], list[TensorInfo]]:
@@ -136,20 +186,34 @@ def odd(client: HttpClient, error: InputError) -> ProtocolError:
     return ProtocolError(f"{error.expected} from {client.url}", found=error.found, do=error.do)
 
 
-def _only(tensors: list[TensorInfo]) -> TensorInfo | None:
-    if len(tensors) > 1:
-        names = shown([tensor.name for tensor in tensors])
-        raise InputError("a model with one input", found=names, do="serve one that takes one tensor")
-    return tensors[0] if tensors else None
+def _inputs(described: list[TensorInfo], spec: InputSpec) -> dict[str, RemoteInput]:
+    """Which of the server's tensors each of the spec's fields goes to: by name, where there are several."""
+    fields, entries = spec.named_fields(INPUT), {entry.name: entry for entry in described}
+    if not entries:
+        entries = {name: TensorInfo(name, datatype_of(field), (-1, *field.shape)) for name, field in fields.items()}
+    if len(fields) == len(entries) == 1:
+        entries = dict(zip(fields, entries.values(), strict=True))
+    if entries.keys() != fields.keys() or len(described) > len(entries):
+        wanted = f"inputs called {', '.join(fields)}" if spec.fields else "one input"
+        names = shown([entry.name for entry in described])
+        raise InputError(f"a model with {wanted}", found=names, do="state what it takes, or serve one that takes this")
+    return {name: _fitted(entries[name], field) for name, field in fields.items()}
 
 
-def _output(tensors: list[TensorInfo], output: Output | None, name: str | None) -> tuple[str | None, Output]:
+def datatype_of(field: Field) -> str:
+    """The protocol's datatype for a field."""
+    return "INT64" if field.integer else "FP32"
+
+
+def _output(
+    tensors: list[TensorInfo], output: Output | None, name: str | None, spec: InputSpec
+) -> tuple[str | None, Output]:
     """The name of the output tensor to ask for, and what it means."""
     names = [tensor.name for tensor in tensors]
     known = [option for option in OUTPUTS if option in names]
     chosen = [tensor for tensor in tensors if name in (None, tensor.name)]
-    if output is None and not known and len(chosen) == 1 and _is_label(chosen[0]):
-        output = "labels"
+    if output is None and not known and len(chosen) == 1:
+        output = "logits" if spec.num_classes == 0 else "labels" if _is_label(chosen[0]) else None
     if output is None:
         found = [option for option in OUTPUTS if option == name] if name else known
         if len(found) != 1:
@@ -157,6 +221,8 @@ def _output(tensors: list[TensorInfo], output: Output | None, name: str | None) 
         output = found[0]
     if output not in OUTPUTS:
         raise InputError(f"one of {OUTPUTS} as the output", found=shown(output), do="correct it")
+    if output != "logits":
+        spec.require_classes()
     if name is not None:
         if names and name not in names:
             raise InputError(f"an output {name!r}", found=f"outputs {shown(names)}", do="use one of these")
@@ -173,14 +239,18 @@ def _is_label(tensor: TensorInfo) -> bool:
     return tensor.datatype in INTEGERS and math.prod(tensor.shape[1:]) == 1
 
 
-def _row(entry: TensorInfo, spec: InputSpec) -> tuple[tuple[int, ...], int]:
-    """The shape in which to send one sample, and how many a request may hold."""
-    if entry.datatype not in FLOATS:
-        raise InputError("a model that takes floating-point numbers", found=shown(entry.datatype), do="serve it so")
+def _fitted(entry: TensorInfo, field: Field) -> RemoteInput:
+    """How to send a field to the server's tensor."""
+    fitting = INTEGERS if field.integer else FLOATS
+    if field.mask or (field.integer and field.bounds == (0.0, 1.0)):
+        fitting = (*FLOATS, *INTEGERS, "BOOL")
+    if entry.datatype not in fitting:
+        expected = f"a model that takes {'whole' if field.integer else 'floating-point'} numbers in {entry.name!r}"
+        raise InputError(expected, found=shown(entry.datatype), do="serve it so, or state what it takes")
     most, *row = entry.shape or (0,)
-    matches = len(row) == len(spec.shape) and all(a in (-1, b) for a, b in zip(row, spec.shape, strict=True))
-    flat = (math.prod(spec.shape),)
-    if most not in (-1, 1) or not (matches or tuple(row) == flat):
-        expected = f"a model that takes (N, {', '.join(map(str, spec.shape))})"
+    alike = len(row) == len(field.shape) and all(-1 in (a, b) or a == b for a, b in zip(row, field.shape, strict=True))
+    flat = -1 not in field.shape and tuple(row) == (math.prod(field.shape),)
+    if most not in (-1, 1) or not (alike or flat):
+        expected = f"a model that takes (N, {', '.join(map(str, field.shape))}) in {entry.name!r}"
         raise InputError(expected, found=f"shape {list(entry.shape)}", do="pass data of the model's shape")
-    return (spec.shape if matches else flat), (1 if most == 1 else 2**31)
+    return RemoteInput(entry.name, entry.datatype, flat=not alike)

@@ -152,6 +152,10 @@ class InputSpec:
     def _only(self) -> Field:
         return Field(self.shape, self.bounds, self.mean, self.std, self.integer)
 
+    def named_fields(self, name: str) -> Mapping[str, Field]:
+        """The fields of all inputs; the one input tensor goes under ``name``."""
+        return self.fields or {name: self._only}
+
     @property
     def is_plain(self) -> bool:
         """One floating-point tensor of fixed shape, and an answer that needs no selection."""

@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 import deepseal
-from deepseal.adapter import Oracle
-from deepseal.adapter.inference_protocol import TensorInfo, decode, encode, listed, parse, shown
+from deepseal.adapter import Batch, Inputs, Oracle
+from deepseal.adapter.inference_protocol import INPUT, TensorInfo, decode, encode, listed, parse, shown
+from deepseal.adapter.remote_model import datatype_of
 from deepseal.errors import InputError, one_line
 from deepseal.secure_inference.transport.sockets import parse_address
 
@@ -35,7 +36,6 @@ except ImportError as error:
         "the packages fastapi and uvicorn for a server", found="none", do="install them: pip install 'deepseal[serve]'"
     ) from error
 
-INPUT = "input"
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _SILENT = logging.CRITICAL + 1
 _GRACE = 5  # seconds that requests under way have when the server ends
@@ -46,13 +46,15 @@ class Limits:
     """What one client may ask of the server.
 
     Attributes:
-        batch: most inputs in a request.
+        batch: most samples in a request.
+        length: largest size of a dimension that may vary, such as the number of tokens.
         body: most bytes of a request.
         requests: most requests at a time; 503 beyond it.
         seconds: longest wait for the body of a request.
     """
 
     batch: int = 256
+    length: int = 4096
     body: int = 1 << 26
     requests: int = 16
     seconds: float = 30.0
@@ -82,12 +84,14 @@ def model_app(
         raise InputError("a printable name without slashes", found=shown(name), do="choose another --name")
     made, gate, turn = counts if counts is not None else Counts(), _Gate(limits.requests), threading.Lock()
     spec, output = oracle.spec, oracle.output
-    datatype, columns = ("INT64", ()) if output == "labels" else ("FP32", (spec.num_classes,))
-    entry, answer = TensorInfo(INPUT, "FP32", (-1, *spec.shape)), TensorInfo(output, datatype, (-1, *columns))
+    datatype, columns = ("INT64", ()) if output == "labels" else ("FP32", (spec.num_classes or -1,))
+    fields, answer = spec.named_fields(INPUT), TensorInfo(output, datatype, (-1, *columns))
+    entries = {field: TensorInfo(field, datatype_of(kind), (-1, *kind.shape)) for field, kind in fields.items()}
     app = FastAPI(title="DeepSeal", openapi_url=None, docs_url=None, redoc_url=None)
 
     def reply(body: bytes) -> dict[str, Any]:
-        x, request_id = _question(body, entry, answer, limits.batch)
+        tensors, request_id = _question(body, entries, answer, limits)
+        x: Batch = Inputs(tensors) if spec.fields else tensors[INPUT]
         with turn:
             values = oracle.query(x).numpy()
         result: dict[str, Any] = {"model_name": name}
@@ -133,7 +137,8 @@ def model_app(
     @app.get("/v2/models/{asked}")
     async def model(asked: str) -> dict[str, Any]:
         known(asked)
-        return {"name": name, "platform": "pytorch", "inputs": [entry.as_dict()], "outputs": [answer.as_dict()]}
+        inputs = [entry.as_dict() for entry in entries.values()]
+        return {"name": name, "platform": "pytorch", "inputs": inputs, "outputs": [answer.as_dict()]}
 
     @app.post("/v2/models/{asked}/infer")
     async def infer(asked: str, request: Request) -> JSONResponse:
@@ -251,26 +256,44 @@ async def _read(request: Request, limits: Limits) -> bytes:
         raise HTTPException(408, f"expected the whole request within {limits.seconds:g} s") from None
 
 
-def _question(body: bytes, entry: TensorInfo, answer: TensorInfo, most: int) -> tuple[torch.Tensor, str | None]:
+def _question(
+    body: bytes, entries: Mapping[str, TensorInfo], answer: TensorInfo, limits: Limits
+) -> tuple[dict[str, torch.Tensor], str | None]:
     """The inputs and the id of a request, checked against what the model takes and gives."""
     request = parse(body, "the request")
     request_id = request.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= 256):
         raise InputError("a short text as the id", found=type(request_id).__name__, do="correct it or leave it out")
     inputs = listed(request, "inputs", "the request")
-    if len(inputs) != 1:
-        raise InputError(f"one input, {entry.name!r}", found=str(len(inputs)), do="send one")
+    if len(inputs) != len(entries):
+        wanted = "one input" if len(entries) == 1 else f"{len(entries)} inputs"
+        raise InputError(f"{wanted}, {', '.join(map(repr, entries))}", found=str(len(inputs)), do="send what it takes")
     for wanted in listed(request, "outputs", "the request"):
         if not isinstance(wanted, dict) or wanted.get("name") != answer.name:
             raise InputError(f"no other output than {answer.name!r}", found=shown(wanted), do="ask for that")
-    name, datatype, values = decode(inputs[0], "the input")
-    if (name, datatype) != (entry.name, entry.datatype):
-        found = f"{shown(name)} of {datatype}"
-        raise InputError(f"the input {entry.name!r} of {entry.datatype}", found=found, do="correct the request")
-    if values.ndim == 0 or not 1 <= len(values) <= most:
-        found = str(len(values) if values.ndim else 0)
-        raise InputError(f"1 to {most} inputs a request", found=found, do="split the batch")
-    return torch.from_numpy(values), request_id
+    tensors: dict[str, torch.Tensor] = {}
+    for entry, tensor in _matched(inputs, entries):
+        if tensor.ndim == 0 or not 1 <= len(tensor) <= limits.batch:
+            found = str(len(tensor) if tensor.ndim else 0)
+            raise InputError(f"1 to {limits.batch} inputs a request", found=found, do="split the batch")
+        varying = [a for a, b in zip(tensor.shape[1:], entry.shape[1:], strict=False) if b == -1]
+        longest = max(varying, default=0)
+        if longest > limits.length:
+            raise InputError(f"sizes up to {limits.length} in {entry.name!r}", found=str(longest), do="cut the inputs")
+        tensors[entry.name] = tensor
+    return tensors, request_id
+
+
+def _matched(inputs: list[Any], entries: Mapping[str, TensorInfo]) -> Iterator[tuple[TensorInfo, torch.Tensor]]:
+    """The tensors of a request, each with what the model takes under that name."""
+    left = dict(entries)
+    for item in inputs:
+        name, datatype, values = decode(item, "the input")
+        entry = left.pop(name, None)
+        if entry is None or datatype != entry.datatype:
+            of = " or ".join(f"{known.name!r} of {known.datatype}" for known in ([entry] if entry else left.values()))
+            raise InputError(f"the input {of}", found=f"{shown(name)} of {datatype}", do="correct the request")
+        yield entry, torch.from_numpy(values)
 
 
 def _error(_request: Request, error: Exception) -> JSONResponse:

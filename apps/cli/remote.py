@@ -110,8 +110,14 @@ def serve(
     model: ModelFile,
     name: Annotated[str, typer.Option("--name", help="What the model is called in the paths.", show_default=False)],
     listen: Annotated[str, typer.Option("--listen", help="HOST:PORT to listen on.")] = "127.0.0.1:8000",
-    output: Annotated[str, typer.Option("--output", help="labels, probabilities or logits.")] = "labels",
+    output: Annotated[
+        str | None,
+        typer.Option("--output", help="labels, probabilities or logits. [default: labels; without classes logits]"),
+    ] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", help="Most inputs in a request.", min=1)] = 256,
+    max_length: Annotated[
+        int, typer.Option("--max-length", help="Largest size of an input that varies, such as tokens.", min=1)
+    ] = 4096,
     max_body: Annotated[int, typer.Option("--max-body", help="Longest request, in MiB.", min=1, max=1024)] = 64,
     max_requests: Annotated[int, typer.Option("--max-requests", help="Requests at a time.", min=1)] = 16,
     max_queries: Annotated[
@@ -135,12 +141,13 @@ def serve(
         from deepseal.apps.model_server import Limits, serve_model
         from deepseal.apps.workflow import load_model
 
-        if output not in get_args(Output):
+        if output is not None and output not in get_args(Output):
             raise UnknownNameError("kind of answer", output, get_args(Output))
         if (tls_cert is None) != (tls_key is None):
             raise InputError("--tls-cert and --tls-key together", found="one of them", do="give both, or none")
         dataset = load_data(data) if data else None
         loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+        output = output or ("labels" if loaded.spec.num_classes else "logits")
         oracle = loaded.oracle(output=cast("Output", output), max_queries=max_queries)
         run.params.update(model=str(model), name=name, output=output, listen=listen, max_batch=max_batch)
         run.fingerprints.update(model=loaded.fingerprint())
@@ -148,7 +155,7 @@ def serve(
             oracle,
             name,
             listen,
-            limits=Limits(batch=max_batch, body=max_body << 20, requests=max_requests),
+            limits=Limits(batch=max_batch, length=max_length, body=max_body << 20, requests=max_requests),
             allow_remote=allow_remote,
             certificate=(tls_cert, tls_key) if tls_cert and tls_key else None,
             ready=lambda url: remark(f"serving {name!r} on {url}; Ctrl-C ends it"),

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
 
 import pytest
+import torch
 
 from deepseal.adapter import Classifier, save
+from deepseal.adapter.http_client import HttpClient
+from deepseal.adapter.remote import RemoteOracle
 
 OWN_CODE = """
 import torch
@@ -115,7 +121,6 @@ def test_what_takes_one_float_tensor_says_so(deepseal, tmp_path):
     for command in (
         ["private", "compile", "--model", "base.safetensors", *own, "--out", "program"],
         ["private", "compress", "--model", "base.safetensors", *own, "--out", "small.safetensors"],
-        ["model", "serve", "--model", "base.safetensors", *own[:2], "--name", "a", "--listen", "127.0.0.1:0"],
         ["attack", "run", "fine-tune", "--model", "base.safetensors", *own, "--out", "tuned.safetensors"],
         ["watermark", "keygen", "--model", "base.safetensors", *own, "--scheme", "adi", "--owner", "me", "--out", "k"],
     ):
@@ -124,3 +129,26 @@ def test_what_takes_one_float_tensor_says_so(deepseal, tmp_path):
         *_, last = err.splitlines()  # after the remark that a key is not encrypted
         assert last.startswith("deepseal: expected"), (command, err)
         assert len(last) < 300, last
+
+
+def test_is_served_and_evaluated_from_the_command_line(deepseal, tmp_path):
+    """Its classes have no test here: an embedding is asked by hand."""
+    import own_words
+
+    model = Classifier(own_words.net(), own_words.SPEC)
+    save(model, tmp_path / "base.safetensors")
+    command = [sys.executable, "-m", "deepseal", "model", "serve", "--model", "base.safetensors", "--name", "words"]
+    command += ["--arch", "own_words:net", "--listen", "127.0.0.1:0", "--max-length", "16"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = re.search(r"on (http://\S+);", process.stderr.readline())[1]
+            x = own_words.batch(9, 5).x
+            with RemoteOracle.connect(HttpClient(url), "words", own_words.SPEC) as oracle:
+                assert torch.equal(oracle.query(x), model.query(x))
+            line = ["model", "evaluate", "--url", f"{url}/v2/models/words", "--data", "own_words:data"]
+            code, out, err = deepseal(*line)
+            assert (code, out, err.count("\n")) == (2, "", 1)
+            assert "with classes" in err
+        finally:
+            process.kill()

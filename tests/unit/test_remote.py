@@ -444,6 +444,7 @@ class TestDescriptions:
             ({"inputs": [{"name": "x", "datatype": "FP32", "shape": []}]}, "takes"),
             ({"inputs": [{"name": "x", "datatype": "BYTES", "shape": [-1, 2, 3]}]}, "floating"),
             ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2, 3]}] * 2}, "one input"),
+            ({"inputs": [{"name": n, "datatype": "FP32", "shape": [-1, 2, 3]} for n in "xy"]}, "one input"),
             ({"inputs": [{"name": "x", "datatype": 3, "shape": [-1, 2, 3]}]}, "datatype"),
             ({"inputs": 3}, "list of inputs"),
             ({"outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}]}, "declare one of"),
