@@ -86,16 +86,13 @@ def hooked(module: nn.Module, hooks: Sequence[tuple[str, Hook]]) -> Iterator[Non
             handle.remove()
 
 
-def forward_to(
-    module: nn.Module, x: Batch, layers: Sequence[str], *, through: Callable[..., Any] | None = None
-) -> dict[str, Tensor]:
+def forward_to(module: nn.Module, x: Batch, layers: Sequence[str]) -> dict[str, Tensor]:
     """Outputs of the named layers, graph attached; the pass ends as soon as the last of them has run.
 
     Args:
         module: where the layers are.
         x: what the module takes.
         layers: qualified names; ``NAME:PATH`` for one of several outputs, of which else the first tensor is taken.
-        through: runs the forward pass instead of the module itself, for instance with other weights.
 
     Raises:
         UnknownNameError: an unknown layer.
@@ -113,7 +110,7 @@ def forward_to(
 
     with hooked(module, [(name, hook(name)) for name in dict.fromkeys(layers)]):
         try:
-            call(through or module, x)
+            call(module, x)
         except _Enough:
             return captured
     missing = [name for name in layers if name not in captured]

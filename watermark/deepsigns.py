@@ -19,7 +19,7 @@ from deepseal.adapter import Classifier, InputSpec, Recipe, Split
 from deepseal.adapter.capture import layer_name, running_between
 from deepseal.adapter.inputs import named, stored
 from deepseal.adapter.outputs import POOLS
-from deepseal.adapter.training import Imitation, Training
+from deepseal.adapter.training import Imitation, Loss, Training
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, fresh_secret
@@ -161,23 +161,30 @@ class DeepSigns(Parameters):
             recipe = Recipe(epochs=self.epochs, learning_rate=settings.learning_rate)
             extra = [(paper.means, 10 * settings.learning_rate)]
             return Training(start or model, data, recipe=recipe, rng=rng, loss=paper, extra=extra)
-        task = None if settings.hold is None else Imitation(model, settings.hold)
+        gentle = settings.hold is not None
         recipe = Recipe(
             steps=settings.steps,
             learning_rate=settings.learning_rate,
             schedule="cosine",
             batch_size=settings.batch_size,
-            relative=task is not None,
+            relative=gentle,
         )
         return Training(
             start or model,
             data,
             recipe=recipe,
             rng=rng,
-            loss=RobustLoss(model, data, key, self, task=task),
-            trained=running_between(model.module, model.probe(), key.public["layers"]) if task else None,
-            evaluating=task is not None,
+            loss=self.loss(model, data, key),
+            trained=running_between(model.module, model.probe(), key.public["layers"]) if gentle else None,
+            evaluating=gentle,
         )
+
+    def loss(self, model: Classifier, data: Split, key: Key) -> Loss:
+        """What embedding minimises."""
+        if self.recipe == "paper":
+            return PaperLoss(model, data, key, self)
+        hold = self.settings(model.spec).hold
+        return RobustLoss(model, data, key, self, task=None if hold is None else Imitation(model, hold))
 
     def observe(self, model: Classifier, key: Key) -> Observation:
         """Mean activation of each carrier's triggers in each layer: (carriers, features) a layer.

@@ -19,13 +19,14 @@ from deepseal.errors import InputError
 from deepseal.watermark.carriers import check_carriers, members_of
 from deepseal.watermark.cells import cells_of, projection_of
 from deepseal.watermark.key import Key
+from deepseal.watermark.mark_loss import MarkLoss
 from deepseal.watermark.robust import weathered_features
 
 if TYPE_CHECKING:
     from deepseal.watermark.deepsigns import DeepSigns
 
 
-class RobustLoss:
+class RobustLoss(MarkLoss):
     """Task + strength * mean [relu(margin - s / nu) + relu(relative_margin - s / ||mu||)], s = b A^T mu.
 
     The task is cross-entropy, or ``task``, such as agreement with the unmarked model's own answers.
@@ -43,6 +44,7 @@ class RobustLoss:
         *,
         task: Imitation | None = None,
     ) -> None:
+        super().__init__(task or cross_entropy)
         self._settings, self._strength = scheme.settings(model.spec), scheme.strength
         self._centred = bool(key.public["centred"])
         self._layers, self._pool = list(key.public["layers"]), key.public.get("pool", {})
@@ -53,7 +55,7 @@ class RobustLoss:
         if triggers is None:
             raise InputError("a key with its triggers", found="none", do="use an intact copy of it")
         self._own = [torch.nonzero(labels == carrier).reshape(-1) for carrier in key.public["carriers"]]
-        self._triggers, self._task = triggers, task
+        self._triggers, self._running_statistics = triggers, task is not None
         observed = scheme.observe(model, key).values
         self._norms = {
             name: max(1e-12, float(centred_means(means, self._centred).norm(dim=1).mean()))
@@ -76,22 +78,22 @@ class RobustLoss:
             drawn.append(self._data[members[rest]])
         return concatenated(drawn)
 
-    def __call__(self, step: Step) -> Iterator[Tensor]:
-        settings, generator = self._settings, step.generator
+    def mark(self, module: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
+        """The bits' shortfall."""
+        settings = self._settings
         rate = settings.prune * float(torch.rand((), generator=generator))
         x = self._model.prepare(self._draw(generator))
         mask = self._model.spec.mask_of(x)
         with weathered_features(
-            step.module,
+            module,
             x,
             self._layers,
             prune=rate,
             drift=settings.drift,
             generator=generator,
-            running_statistics=self._task is not None,
+            running_statistics=self._running_statistics,
         ) as features:
             yield self._strength * self._shortfall(features, mask)
-        yield (self._task or cross_entropy)(step)
 
     def _shortfall(self, features: Mapping[str, Tensor], mask: Tensor | None) -> Tensor:
         """How far the bits' scores fall short of their margins, on average."""

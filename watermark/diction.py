@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from deepseal.adapter import Classifier, Recipe, Split
-from deepseal.adapter.training import Training
+from deepseal.adapter.training import Loss, Training
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, fresh_secret
@@ -105,7 +105,11 @@ class Diction(Parameters):
         """
         self.observe(model, key)
         recipe = Recipe(steps=self.steps, learning_rate=self.learning_rate, schedule="cosine")
-        return Training(start or model, data, recipe=recipe, rng=rng, loss=DictionLoss(model, key, self))
+        return Training(start or model, data, recipe=recipe, rng=rng, loss=self.loss(model, data, key))
+
+    def loss(self, model: Classifier, data: Split, key: Key) -> Loss:
+        """What embedding minimises."""
+        return DictionLoss(model, key, self)
 
     def observe(self, model: Classifier, key: Key) -> Observation:
         """(triggers, features) activations on the key's noise.

@@ -15,6 +15,7 @@ from deepseal.adapter.training import Step, cross_entropy, train
 from deepseal.rng import Rng, expand_bits, expand_normal
 from deepseal.watermark import images
 from deepseal.watermark.key import Key
+from deepseal.watermark.mark_loss import MarkLoss
 from deepseal.watermark.robust import weathered_features
 
 if TYPE_CHECKING:
@@ -92,10 +93,11 @@ def train_extractor(activations: Tensor, scheme: Diction, secret: bytes) -> Extr
     return trained
 
 
-class DictionLoss:
+class DictionLoss(MarkLoss):
     """CE + strength * mean relu(margin - s), s = b P(a) averaged over fresh noise, read through weathered weights."""
 
     def __init__(self, model: Classifier, key: Key, scheme: Diction) -> None:
+        super().__init__(cross_entropy)
         self._scheme, self._spec = scheme, model.spec
         self._layer, self._rule = key.public["layers"][0], str(key.public["pool"])
         extractor = Extractor.from_tensors(key.tensors).to(model.device, model.dtype)
@@ -103,14 +105,15 @@ class DictionLoss:
         self._signs = (2.0 * torch.from_numpy(key.message()).float() - 1.0).to(model.device, model.dtype)
         self._own = key.tensors["trigger_x"]
 
-    def __call__(self, step: Step) -> Iterator[Tensor]:
-        scheme, generator = self._scheme, step.generator
+    def mark(self, module: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
+        """The bits' shortfall."""
+        scheme = self._scheme
         fresh = images.gaussian(torch.randn((scheme.batch, *self._spec.shape), generator=generator), self._spec)
         own = self._own[torch.randint(len(self._own), (scheme.batch,), generator=generator)]
         x = self._spec.prepare(torch.cat([fresh, own]), self._signs.device, self._signs.dtype)
         rate = scheme.prune * float(torch.rand((), generator=generator))
         with weathered_features(
-            step.module,
+            module,
             x,
             [self._layer],
             prune=rate,
@@ -120,4 +123,3 @@ class DictionLoss:
         ) as read:
             logits = self._extractor(pool(read[self._layer], self._rule, None).flatten(1)).mean(dim=0)
             yield scheme.strength * torch.relu(scheme.margin - self._signs * logits).mean()
-        yield cross_entropy(step)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepseal.adapter import BlackBox, Classifier, Split
 from deepseal.adapter.capture import evaluating, forward_to
-from deepseal.adapter.training import Loss, Step
+from deepseal.adapter.training import Loss
 from deepseal.parameters import parameter
 from deepseal.watermark import images
 from deepseal.watermark.cells import hidden_layers
@@ -76,23 +76,29 @@ class EntangledLoss(TriggerLoss):
         readings = hidden_layers(model)
         self._layers = list(scheme.layers or [name for name, _, _ in readings[-3:]])
 
-    def __call__(self, step: Step) -> Tensor:
-        index = torch.randperm(len(self._x), generator=step.generator)[: self._scheme.batch]
+    def mark(self, module: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
+        """The entanglement, and then the triggers' cross-entropy."""
+        index = torch.randperm(len(self._x), generator=generator)[: self._scheme.batch]
         index = index[torch.tensor([len(self._members[c]) > 0 for c in self._y[index].tolist()])]
-        if not len(index) or not self._ewe.kappa:
-            return super().__call__(step)
+        if len(index) and self._ewe.kappa:
+            yield from self._entanglement(module, index, generator)
+        yield from super().mark(module, generator)
+
+    def _entanglement(self, module: nn.Module, index: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
         labels = self._y[index]
-        drawn = [int(torch.randint(len(self._members[c]), (), generator=step.generator)) for c in labels.tolist()]
+        drawn = [int(torch.randint(len(self._members[c]), (), generator=generator)) for c in labels.tolist()]
         natural = torch.stack([self._members[c][place] for c, place in zip(labels.tolist(), drawn, strict=True)])
-        x = torch.cat([self._x[index], self._natural[natural]]).to(step.logits)
-        with evaluating(step.module):
-            features = forward_to(step.module, self._spec.normalise(x), self._layers)
+        x = self._model.prepare(torch.cat([self._x[index], self._natural[natural]]))
         marked = torch.arange(2 * len(index)) < len(index)
-        entangled = [
-            soft_nearest_neighbour(f.flatten(1), marked, torch.cat([labels, labels]), self._ewe.temperature)
-            for f in features.values()
-        ]
-        return super().__call__(step) - self._ewe.kappa * torch.stack(entangled).mean()
+        with evaluating(module):
+            features = forward_to(module, x, self._layers)
+            entangled = [
+                soft_nearest_neighbour(f.flatten(1), marked, torch.cat([labels, labels]), self._ewe.temperature)
+                for f in features.values()
+            ]
+            loss = torch.stack(entangled).mean()
+            if loss.requires_grad:  # else no input has neighbours of both kinds
+                yield -self._ewe.kappa * loss
 
 
 def soft_nearest_neighbour(features: Tensor, marked: Tensor, classes: Tensor, temperature: float) -> Tensor:

@@ -8,14 +8,13 @@ noise of variance s^2 * sum(x^2) (local reparametrisation; Kingma, Salimans, Wel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, Hook, evaluating, forward_to, hooked
@@ -51,39 +50,29 @@ def weathered_features(
         running_statistics: what batch normalisation uses.
     """
     statistics = nullcontext() if running_statistics else _batch_statistics(module)
-    with weathered(module, prune=prune, drift=drift, generator=generator) as through, statistics:
-        yield forward_to(module, x, layers, through=through)
-
-
-def noisy_logits(module: nn.Module, x: Tensor, drift: float, generator: torch.Generator) -> Tensor:
-    """(N, classes) logits in evaluation mode, graph attached, through weights with Gaussian noise.
-
-    Args:
-        module: the network; its parameters are not changed.
-        x: normalised inputs.
-        drift: standard deviation of the noise, in standard deviations of each layer's weights.
-        generator: source of the noise.
-    """
-    with weathered(module, prune=0.0, drift=drift, generator=generator) as through:
-        logits: Tensor = through(x)
-    return logits
+    with weathered(module, prune=prune, drift=drift, generator=generator), statistics:
+        yield forward_to(module, x, layers)
 
 
 @contextmanager
-def weathered(
-    module: nn.Module, *, prune: float, drift: float, generator: torch.Generator
-) -> Iterator[Callable[..., Any]]:
-    """Inside, the yielded function runs the module in evaluation mode through pruned and noisy weights.
+def weathered(module: nn.Module, *, prune: float, drift: float, generator: torch.Generator) -> Iterator[None]:
+    """Inside, the module runs in evaluation mode through pruned and noisy weights; gradients reach its own.
 
-    Differentiate inside too where the module recomputes activations (gradient checkpointing): it then meets the same
-    weights and the same noise again. Pruned copies of large weights are made when they are used and not kept.
+    Differentiate inside too: a module that recomputes activations (gradient checkpointing) then meets the same weights
+    and the same noise again. Pruned copies of large weights are made when they are used and not kept.
+
+    Args:
+        module: the network; its parameters are not changed.
+        prune: see ``weathered_features``.
+        drift: see there.
+        generator: source of the noise.
     """
     targets = {name: layer for name, layer in module.named_modules() if isinstance(layer, PARAMETRIC)}
     targets = {name: layer for name, layer in targets.items() if "weight" in layer._parameters}
     weights = [layer.weight for layer in targets.values()]
     threshold = magnitude_quantile(weights, prune, generator) if prune > 0 else 0.0
     seeds = torch.randint(2**62, (len(targets),), generator=generator).tolist()
-    replaced: dict[str, Tensor] = {}
+    replaced: dict[nn.Module, Tensor] = {}
     hooks: list[tuple[str, Hook]] = []
     pruned: list[nn.Linear] = []
     for (name, layer), seed in zip(targets.items(), seeds, strict=True):
@@ -94,17 +83,17 @@ def weathered(
         if isinstance(layer, nn.Linear) and _is_stock(layer) and layer.weight.numel() >= _LARGE:
             pruned.append(layer)
         else:
-            replaced[f"{name}.weight"] = _worn(layer.weight, threshold, spread, seed)
-
-    def through(*args: Tensor, **named: Tensor) -> Any:
-        return functional_call(module, replaced, args, named, tie_weights=False)
-
+            replaced[layer] = _worn(layer.weight, threshold, spread, seed)
     try:
+        for worn, weight in replaced.items():
+            vars(worn)["weight"] = weight  # found before the parameter, which stays where it is
         for linear in pruned if threshold > 0 else ():
             vars(linear)["forward"] = partial(_pruned_linear, linear, threshold)
         with evaluating(module), hooked(module, hooks):
-            yield through
+            yield
     finally:
+        for worn in replaced:
+            vars(worn).pop("weight", None)
         for linear in pruned:
             vars(linear).pop("forward", None)
 

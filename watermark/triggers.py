@@ -11,24 +11,26 @@ chance; a key of that kind proves nothing by itself, and ``verify`` says so.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepseal.adapter import BlackBox, Classifier, Recipe, Split
-from deepseal.adapter.training import Loss, Step, Training, cross_entropy
+from deepseal.adapter.inputs import call
+from deepseal.adapter.training import Loss, Training, cross_entropy
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, expand_integers, fresh_secret
 from deepseal.statistics import rate
 from deepseal.watermark.independent import independent_models
 from deepseal.watermark.key import Key
-from deepseal.watermark.robust import noisy_logits
+from deepseal.watermark.mark_loss import MarkLoss
+from deepseal.watermark.robust import weathered
 from deepseal.watermark.scheme import Access, Extraction, Observation
 
 _CONFIDENCE = 0.98  # two-sided: 1 % above the upper end
@@ -192,7 +194,7 @@ class TriggerScheme(Parameters):
         return Extraction(bits, usable, np.full(key.bits, chance), (own - best) / int(key.public["votes"]))
 
 
-class TriggerLoss:
+class TriggerLoss(MarkLoss):
     """CE on the data + strength * CE on a draw of the triggers, read through noisy weights.
 
     The triggers pass with batch normalisation in evaluation mode: they are unlike the data, and their statistics would
@@ -200,19 +202,22 @@ class TriggerLoss:
     """
 
     def __init__(self, model: Classifier, key: Key, scheme: TriggerScheme) -> None:
-        self._scheme, self._spec = scheme, model.spec
+        super().__init__(cross_entropy)
+        self._scheme, self._model = scheme, model
         self._x = key.tensors["trigger_x"]
         self._y = torch.from_numpy(labels_of(key)[0]).repeat_interleave(int(key.public["votes"]))
 
-    def __call__(self, step: Step) -> Tensor:
-        index = torch.randperm(len(self._x), generator=step.generator)[: self._scheme.batch]
-        x = self._spec.normalise(self._x[index].to(step.logits))
-        logits = noisy_logits(step.module, x, self._scheme.drift, step.generator)
-        return cross_entropy(step) + self._scheme.strength * self.taught(logits, index)
+    def mark(self, module: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
+        """The triggers' part of the loss."""
+        index = torch.randperm(len(self._x), generator=generator)[: self._scheme.batch]
+        x = self._model.prepare(self._x[index])
+        with weathered(module, prune=0.0, drift=self._scheme.drift, generator=generator):
+            logits = self._model.spec.read(call(module, x), x)
+            yield self._scheme.strength * self.taught(logits, index)
 
     def taught(self, logits: Tensor, index: Tensor) -> Tensor:
-        """The triggers' part of the loss: scalar, of the (N, classes) answers to the triggers at ``index``."""
-        return torch.nn.functional.cross_entropy(logits, self._y[index].to(logits.device))
+        """What the triggers are taught: scalar, of the (N, classes) answers to the triggers at ``index``."""
+        return nn.functional.cross_entropy(logits, self._y[index].to(logits.device))
 
 
 def labels_of(key: Key) -> tuple[NDArray[np.int64], float]:

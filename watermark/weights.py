@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from deepseal.adapter import Classifier, Recipe, Split
 from deepseal.adapter.capture import PARAMETRIC, execution_order, find_layer
-from deepseal.adapter.training import Imitation, Step, Training, cross_entropy
+from deepseal.adapter.training import Imitation, Loss, Training, cross_entropy
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, expand_normal, fresh_secret
 from deepseal.watermark.key import Key
+from deepseal.watermark.mark_loss import MarkLoss
 from deepseal.watermark.robust import magnitude_quantile
 from deepseal.watermark.scheme import Access, Extraction, Observation
 
@@ -103,7 +104,11 @@ class WeightScheme(Parameters):
             InputError: a model without the key's layer, or data that do not fit the model.
         """
         recipe = Recipe(steps=self.steps, learning_rate=self.learning_rate, schedule="cosine")
-        return Training(start or model, data, recipe=recipe, rng=rng, loss=WeightLoss(model, key, self))
+        return Training(start or model, data, recipe=recipe, rng=rng, loss=self.loss(model, data, key))
+
+    def loss(self, model: Classifier, data: Split, key: Key) -> Loss:
+        """What embedding minimises."""
+        return WeightLoss(model, key, self)
 
     def observe(self, model: Classifier, key: Key) -> Observation:
         """The layer's weights, as they are.
@@ -133,7 +138,7 @@ class WeightScheme(Parameters):
         return Extraction((scores > 0).astype(np.uint8), usable, np.full(key.bits, 0.5), margin)
 
 
-class WeightLoss:
+class WeightLoss(MarkLoss):
     """CE, or agreement with the unmarked model's answers where there are no classes, + the mark's loss on v, by recipe.
 
     paper: ``weight`` times the mean binary cross-entropy of sigmoid(X v) and the message.
@@ -142,27 +147,29 @@ class WeightLoss:
     """
 
     def __init__(self, model: Classifier, key: Key, scheme: WeightScheme) -> None:
+        super().__init__(cross_entropy if model.spec.num_classes else Imitation(model))
         self._scheme, self._key = scheme, key
         layer, _ = place_of(key)
         self._layer = layer
-        self._task: Callable[[Step], Tensor] = cross_entropy if model.spec.num_classes else Imitation(model)
         signed = projection_of(key) * (2.0 * key.message()[:, None] - 1.0)
         self._projection = torch.from_numpy(signed).to(model.device, model.dtype)
         original = scheme.vector(scheme.observe(model, key).values["weight"], key)
         self._norm = max(1e-12, float(original.norm()))
         self._relative = min(2.5, 0.5 * math.sqrt(int(key.public["features"]) / key.bits))
 
-    def __call__(self, step: Step) -> Tensor:
+    def mark(self, module: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
+        """The mark's loss on v."""
         scheme = self._scheme
-        weight = weight_of(step.module, self._layer)
+        weight = weight_of(module, self._layer)
         if scheme.recipe == "paper":
             scores = self._projection @ scheme.vector(weight, self._key)
-            return self._task(step) + scheme.weight * nn.functional.softplus(-scores).mean()
-        vector = scheme.vector(self._weathered(weight, step.generator), self._key)
+            yield scheme.weight * nn.functional.softplus(-scores).mean()
+            return
+        vector = scheme.vector(self._weathered(weight, generator), self._key)
         scores = self._projection @ vector
         absolute, relative = scores / self._norm, scores / vector.norm().clamp_min(1e-12)
         shortfall = torch.relu(scheme.margin - absolute) + torch.relu(self._relative - relative)
-        return self._task(step) + scheme.strength * shortfall.mean()
+        yield scheme.strength * shortfall.mean()
 
     def _weathered(self, weight: Tensor, generator: torch.Generator) -> Tensor:
         rate = self._scheme.prune * float(torch.rand((), generator=generator))
