@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from deepseal.adapter.data import Split
 from deepseal.adapter.inputs import Batch, call
 from deepseal.adapter.parallel import workers
 from deepseal.adapter.parametrised import refresh
+from deepseal.adapter.private_random import PrivateRandom
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError, TrainingError
 from deepseal.parameters import Parameters, parameter
@@ -172,7 +172,7 @@ class Training:
         self._workers = workers()
         own = rng.child("worker", self._workers.rank) if self._workers.rank else rng
         self._generator = own.child("loss").torch()
-        self._dropout = own.child("dropout").torch().get_state()
+        self._private_random = PrivateRandom(own.child("dropout"), model.device)
         self._batches = self._batch_stream()
         if not parameters:
             raise InputError("parameters to train", found="all of them frozen", do="set requires_grad on some")
@@ -193,7 +193,7 @@ class Training:
         factor = self._recipe.factor(self._index / max(1, self._total))
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
-        with self._private_rng(), torch.enable_grad():
+        with self._private_random(), torch.enable_grad():
             self._optimizer.zero_grad(set_to_none=True)
             inputs = self._model.prepare(x)
             if isinstance(inputs, Tensor) and inputs.ndim == 4:
@@ -262,16 +262,6 @@ class Training:
             for batch in order.split(size):
                 if len(batch) > 1 or len(order) == 1:
                     yield batch
-
-    @contextmanager
-    def _private_rng(self) -> Iterator[None]:
-        devices = [self._model.device] if self._model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.set_rng_state(self._dropout)
-            for device in devices:
-                torch.cuda.default_generators[device.index or 0].manual_seed(self._index)
-            yield
-            self._dropout = torch.get_rng_state()
 
 
 def train(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 from deepseal.apps.cli import app
@@ -44,6 +45,20 @@ def test_command_line_exists(line):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_training_loops_run(tmp_path, monkeypatch, capsys):
+    """The blocks of the page one after the other, in one namespace, as a reader would."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training-loops.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for block, package in zip(blocks, ("torch", "lightning", "transformers"), strict=True):
+            pytest.importorskip(package, reason=f"{package} is not installed: pip install 'deepseal[loops]'")
+            exec(block, namespace)
+            assert capsys.readouterr().out.splitlines()[-1] == "owned", package
 
 
 def test_every_make_target_of_the_readme_exists():
