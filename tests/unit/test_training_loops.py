@@ -210,6 +210,25 @@ def test_owned_from_whatever_the_training_starts_with(name, start, base, digits)
     assert verify(unmarked, key, max_false_positive=1e-3).verdict == "not-owned", "the same training without the term"
 
 
+def test_a_model_without_classes_in_a_loop_with_a_loss_of_its_own():
+    model, data = encoder(width=96), Split.unlabelled(sentences(300))
+    words, x = torch.randn(60, 96, generator=torch.Generator().manual_seed(0)), sentences(300)
+    target = (words[x["tokens"]] * x["mask"][..., None]).sum(dim=1) / x["mask"].sum(dim=1, keepdim=True)
+    key = DeepSigns(bits=64).keygen(model, data, owner="me", rng=Rng(0))
+    term = MarkTerm(key, model, data, rng=Rng(1))
+    optimizer = torch.optim.Adam(model.module.parameters(), lr=1e-3)
+    losses = []
+    for rows in torch.arange(300).repeat(7).split(32):
+        x = model.prepare(data.x[rows])
+        loss = (model.spec.read(model.module(**x.tensors), x) - target[rows]).pow(2).mean()
+        optimizer.zero_grad()
+        (loss + term()).backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    assert verify(model, key, max_false_positive=1e-9).verdict == "owned"
+
+
 def test_two_processes_train_one_marked_model(files, key, base, digits, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--max-restarts=0"]
     command += [str(SCRIPT), str(files / "base.safetensors"), str(files / "owner.key"), str(tmp_path)]
