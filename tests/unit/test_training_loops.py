@@ -20,8 +20,23 @@ from deepseal.rng import Rng
 from deepseal.watermark import SCHEMES, DeepSigns, Key, embed, verify
 from deepseal.watermark.training import MarkTerm
 
-MARKS = ("deepsigns", "diction", "uchida", "hash-bound", "adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe")
-QUICK = {"deepsigns-blackbox": {"models": 0}, "diction": {"training": 50}}
+MARKS = (
+    "deepsigns",
+    "diction",
+    "uchida",
+    "hash-bound",
+    "adi",
+    "zhang",
+    "le-merrer",
+    "deepsigns-blackbox",
+    "ewe",
+    "blackmarks",
+)
+QUICK = {
+    "deepsigns-blackbox": {"models": 0},
+    "blackmarks": {"models": 1, "bits": 32, "votes": 3},
+    "diction": {"training": 50},
+}
 SCRIPT = Path(__file__).with_name("loop_script.py")
 
 
