@@ -59,7 +59,8 @@ def weathered(module: nn.Module, *, prune: float, drift: float, generator: torch
     """Inside, the module runs in evaluation mode through pruned and noisy weights; gradients reach its own.
 
     Differentiate inside too: a module that recomputes activations (gradient checkpointing) then meets the same weights
-    and the same noise again. Pruned copies of large weights are made when they are used and not kept.
+    and the same noise again. Pruned copies of large weights are made when they are used and not kept. A layer's
+    ``weight`` is the worn one meanwhile; ``parameters()`` gives the module's own.
 
     Args:
         module: the network; its parameters are not changed.
