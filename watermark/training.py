@@ -34,9 +34,9 @@ class MarkTerm:
     first, and make the key and then the term from what it is by then.
 
     Each call differentiates the term at once, while the pruned and noisy weights that it is read through are in place,
-    and gives a scalar whose backward pass hands these gradients on: scaled as the loss is (mixed precision, accumulated
-    batches), once, and never together in memory with the graph of the task. Nothing stays on the module, and the global
-    random state is not used.
+    and gives a scalar whose backward pass hands these gradients on, scaled as the loss is (mixed precision, accumulated
+    batches). Its graph is gone by then; called before the task's forward pass, the two are never in memory together.
+    Nothing stays on the module, and the global random state is not used.
 
     Args:
         key: what to embed.
