@@ -125,6 +125,20 @@ def test_what_the_server_says_it_takes():
         assert described(url)["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, -1]}]
 
 
+def test_a_foreign_client_asks_with_tokens_and_a_mask():
+    triton = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed", exc_type=Exception)
+    model, x = encoder(3), sentences(4)
+    with serving(model.oracle(output="logits")) as url:
+        client = triton.InferenceServerClient(url.removeprefix("http://"))
+        inputs = []
+        for name, values in x.tensors.items():
+            inputs.append(triton.InferInput(name, list(values.shape), "INT64"))
+            inputs[-1].set_data_from_numpy(values.numpy(), binary_data=False)
+        wanted = triton.InferRequestedOutput("logits", binary_data=False)
+        answers = client.infer("suspect", inputs, outputs=[wanted]).as_numpy("logits")
+    assert torch.equal(torch.from_numpy(answers), model.query(x))
+
+
 def test_lengths_vary_from_request_to_request():
     model, x = encoder(3), sentences(6)
     longer = x.map(lambda tensor: nn.functional.pad(tensor, (0, 9)))
