@@ -60,7 +60,7 @@ ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 NOISES = (0.1, 0.2)
 INNOCENTS = {"plain": 8, "adversarial": 8, "noise": 8, "student": 6, "sibling": 6}
-FEWER = {"plain": 3, "adversarial": 3, "noise": 2, "student": 2, "sibling": 2}  # of the slower networks
+FEWER = {"plain": 2, "adversarial": 2, "noise": 1, "student": 1, "sibling": 1}  # of the slower networks
 STRANGERS = 2000
 
 
@@ -206,7 +206,7 @@ def served(marked: Classifier, key: Key) -> dict[str, Any]:
                 with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                     break
                 time.sleep(0.2)
-            ask = ["watermark", "verify", "--remote", f"http://127.0.0.1:{port}", "--name", "suspect"]
+            ask = ["watermark", "verify", "--url", f"http://127.0.0.1:{port}/v2/models/suspect"]
             ask += ["--key", str(file), "--max-false-positive", str(RATE), "--json"]
             answer = subprocess.run([*command, *ask], capture_output=True, text=True, timeout=600, check=False)
         finally:
