@@ -18,6 +18,7 @@ from deepseal.adapter.inputs import Batch, call
 from deepseal.adapter.oracle import Oracle, accuracy
 from deepseal.adapter.outputs import pool as pooled
 from deepseal.adapter.parametrised import deep_copy
+from deepseal.adapter.precision import in_single_precision
 from deepseal.adapter.spec import InputSpec
 from deepseal.errors import InputError
 from deepseal.statistics import Rate
@@ -104,6 +105,8 @@ class Classifier:
     def features(self, x: Batch, layers: Sequence[str], *, pool: Mapping[str, str] | None = None) -> dict[str, Tensor]:
         """Outputs of the named layers for a whole data set: detached, on the CPU, float32, (N, features).
 
+        They are computed in float32 at least, also of a module in half precision and inside ``torch.autocast``.
+
         Args:
             x: the data.
             layers: qualified names.
@@ -124,10 +127,12 @@ class Classifier:
         if len(x) == 0:
             raise InputError("at least one input", found="none", do="pass data")
         rules = pool or {}
+        reader = Classifier(in_single_precision(self.module), self.spec)
         for part in x.split(BATCH):
-            with evaluating(self.module), torch.no_grad():
-                prepared = self.prepare(part)
-                captured = forward_to(self.module, prepared, layers)
+            whole = torch.autocast(self.device.type, enabled=False)
+            with evaluating(reader.module), torch.no_grad(), whole:
+                prepared = reader.prepare(part)
+                captured = forward_to(reader.module, prepared, layers)
                 mask = self.spec.mask_of(prepared)
                 rows = {name: pooled(value, rules.get(name, "none"), mask) for name, value in captured.items()}
             for name, value in rows.items():

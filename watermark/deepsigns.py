@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split
 from deepseal.adapter.capture import layer_name, running_between
 from deepseal.adapter.inputs import named, stored
 from deepseal.adapter.outputs import POOLS
+from deepseal.adapter.precision import ROUNDING
 from deepseal.adapter.training import Imitation, Loss, Training
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
@@ -205,6 +207,7 @@ class DeepSigns(Parameters):
         place = {carrier: row for row, carrier in enumerate(carriers)}
         rows = torch.tensor([place.get(label, -1) for label in key.tensors["trigger_y"].tolist()])
         sums: dict[str, Tensor] = {}
+        squares: dict[str, Tensor] = {}
         done = 0
         for features in model.stream(x, layers, pool=key.public.get("pool")):
             for layer, values in features.items():
@@ -213,32 +216,37 @@ class DeepSigns(Parameters):
                     do = "pass a copy of the marked architecture (structural changes need alignment)"
                     raise InputError(f"{wanted} features in layer {layer}", found=found, do=do)
                 sums.setdefault(layer, torch.zeros(len(carriers), values.shape[1], dtype=torch.float64))
+                squares.setdefault(layer, torch.zeros(len(carriers), dtype=torch.float64))
                 own = rows[done : done + len(values)]
-                sums[layer].index_add_(0, own[own >= 0], values[own >= 0].double())
+                ours, read = own[own >= 0], values[own >= 0].double()
+                sums[layer].index_add_(0, ours, read)
+                squares[layer].index_add_(0, ours, read.pow(2).sum(dim=1))
             done += len(values)
-        counts = torch.bincount(rows[rows >= 0], minlength=len(carriers)).unsqueeze(1)
-        means = {layer: total / counts for layer, total in sums.items()}
-        precision = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
-        return Observation(means, noise=8.0 * precision)
+        counts = torch.bincount(rows[rows >= 0], minlength=len(carriers))
+        means = {layer: total / counts.unsqueeze(1) for layer, total in sums.items()}
+        rounding = {layer: ROUNDING * total.sqrt() / counts for layer, total in squares.items()}
+        return Observation(means, rounding=rounding)
 
     def decode(self, observation: Observation, key: Key) -> Extraction:
-        """Sign of every cell's projected mean; the score has unit variance under no mark."""
+        """Sign of every cell's projected mean; the score has unit variance under no mark.
+
+        Rounding errors of the inputs of a carrier are independent, and a random projection adds their squares: it moves
+        a score by as much as the errors' norm is of the centred mean's.
+        """
         scores = np.zeros(key.bits)
         noise = np.zeros(key.bits)
         rows = {carrier: row for row, carrier in enumerate(key.public["carriers"])}
         centred = {name: centred_means(values, key.public["centred"]) for name, values in observation.values.items()}
+        errors = {name: _after_centring(size, key.public["centred"]) for name, size in observation.rounding.items()}
         for cell in cells_of(key):
             row, place = rows[cell.carrier], slice(cell.start, cell.start + cell.bits)
             mean = centred[cell.layer][row].numpy()
             norm = np.linalg.norm(mean)
             if norm > 0 and np.isfinite(norm):
                 scores[place] = (mean / norm) @ projection_of(key.secret, cell, len(mean))
-                # What centring cancels leaves its rounding errors behind.
-                noise[place] = (
-                    observation.noise * np.linalg.norm(observation.values[cell.layer].numpy(), axis=1).max() / norm
-                )
+                noise[place] = errors[cell.layer][row] / norm
         message = key.message()
-        usable = np.abs(scores) > np.maximum(noise, observation.noise)
+        usable = np.abs(scores) > noise
         bits = (scores > 0).astype(np.uint8)
         margin = np.where(message == 1, scores, -scores)
         return Extraction(bits, usable, np.full(key.bits, 0.5), margin)
@@ -292,6 +300,13 @@ class DeepSigns(Parameters):
         """With every number stated, as it goes into the key."""
         recipe = self._recipe(spec)
         return dataclasses.replace(self, recipe=recipe, **dataclasses.asdict(self.settings(spec)))
+
+
+def _after_centring(errors: Tensor, centred: bool) -> NDArray[np.float64]:
+    """(carriers,) norms of independent errors of the means, after the average of all means is taken from each."""
+    squares, count = errors.pow(2), len(errors)
+    left = squares * (1.0 - 2.0 / count) + squares.mean() / count if centred else squares
+    return left.sqrt().numpy()
 
 
 def _check_complete(key: Key) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from deepseal.adapter import Classifier, Recipe, Split
+from deepseal.adapter.precision import ROUNDING
 from deepseal.adapter.training import Loss, Training
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
@@ -129,19 +130,23 @@ class Diction(Parameters):
         if values.shape[1] != key.public["features"]:
             do = "pass a copy of the marked architecture (structural changes need alignment)"
             raise InputError(f"{key.public['features']} features in {layer}", found=str(values.shape[1]), do=do)
-        precision = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
-        return Observation({"activations": values}, noise=8.0 * precision)
+        return Observation({"activations": values}, noise=ROUNDING)
 
     @torch.no_grad()
     def decode(self, observation: Observation, key: Key) -> Extraction:
-        """Sign of the extractor's mean logit for each bit; the score is in root mean squares over all bits."""
+        """Sign of the extractor's mean logit for each bit; the score is in root mean squares over all bits.
+
+        Rounding errors of the triggers' logits, relative to their root mean square, are independent.
+        """
         activations = observation.values["activations"]
-        logits = extractor_of(key).double()(activations.double()).mean(dim=0).numpy()
+        each = extractor_of(key).double()(activations.double()).numpy()
+        logits = each.mean(axis=0)
         scale = np.sqrt(np.mean(logits**2))
-        scores = np.zeros(key.bits)
+        scores, noise = np.zeros(key.bits), 0.0
         if np.isfinite(scale) and scale > 0 and bool(activations.any()):
             scores = logits / scale
-        usable = np.abs(scores) > observation.noise
+            noise = observation.noise * np.sqrt(np.mean(each**2) / len(each)) / scale
+        usable = np.abs(scores) > noise
         margin = np.where(key.message() == 1, scores, -scores)
         return Extraction((scores > 0).astype(np.uint8), usable, np.full(key.bits, 0.5), margin)
 

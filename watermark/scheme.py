@@ -27,10 +27,12 @@ class Observation:
     Attributes:
         values: named tensors.
         noise: half-width, relative to a unit-variance score, within which a sign is numerical noise.
+        rounding: norms that rounding errors of the rows of ``values`` may have, by name, where a scheme knows them.
     """
 
     values: Mapping[str, Tensor]
     noise: float = 0.0
+    rounding: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
