@@ -129,23 +129,24 @@ def thin_layers(
         carriers: number of carriers.
         inner: leave out the last, which is nearly the answer, and those with too few weights to move so many means by
             themselves; prefer the wider half of the later layers, where bits find directions that the answer hardly
-            depends on.
+            depends on, and take others where the bits find no room there.
     """
     usable = [row for row in hidden if row[2].width >= _NARROW] or list(hidden)
+    others: list[tuple[str, str, Reading]] = []
     if inner:
         able = [row for row in usable if row[2].weights >= _WEIGHTS * row[2].advised * carriers] or usable
         within = [row for row in able if row is not hidden[-1]] or able
         later = within[len(within) // 2 :]
         widest = sorted(later, key=lambda row: row[2].width)[-len(later) // 2 :]
-        usable = [row for row in within if row in widest]
-    chosen: list[str] = []
+        usable, others = [row for row in within if row in widest], [row for row in within if row not in widest]
+    chosen: set[str] = set()
     room = 0
-    for name, _, reading in reversed(usable):
-        chosen.insert(0, name)
-        room += reading.advised * carriers
-        if len(chosen) >= 2 and room >= bits:
+    for row in (*reversed(usable), *reversed(others)):
+        if room >= bits and (len(chosen) >= 2 or row in others):
             break
-    return chosen
+        chosen.add(row[0])
+        room += row[2].advised * carriers
+    return [name for name, _, _ in hidden if name in chosen]
 
 
 def layer_readings(model: Classifier, layers: Sequence[str], pool: str = "auto") -> dict[str, Reading]:

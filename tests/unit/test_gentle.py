@@ -16,7 +16,7 @@ from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError
 from deepseal.rng import Rng
 from deepseal.watermark import DeepSigns, Key
-from deepseal.watermark.cells import hidden_layers, thin_layers
+from deepseal.watermark.cells import Reading, hidden_layers, thin_layers
 
 NORMALISED = nn.Sequential(
     OrderedDict(
@@ -63,7 +63,27 @@ def test_a_layer_of_few_weights_is_left_alone():
         "third": 64 * 64 + 64,
     }
     assert "mix" in thin_layers(hidden, 256, 16)
-    assert thin_layers(hidden, 256, 16, inner=True) == ["second"]
+    assert thin_layers(hidden, 256, 16, inner=True) == ["first", "second"]
+
+
+def layer(name: str, width: int, weights: int = 10_000) -> tuple[str, str, Reading]:
+    return name, "Linear", Reading("none", (width,), weights)
+
+
+@pytest.mark.parametrize(
+    ("bits", "chosen"),
+    [
+        (40, ["wide"]),  # 4 carriers of 16 bits
+        (64, ["wide"]),
+        (65, ["wide", "late"]),
+        (73, ["middle", "wide", "late"]),
+        (81, ["early", "middle", "wide", "late"]),
+        (10_000, ["early", "middle", "wide", "late"]),  # never the last, nor one with too few weights
+    ],
+)
+def test_other_layers_hold_what_the_widest_have_no_room_for(bits, chosen):
+    hidden = [layer("early", 32), layer("middle", 32), layer("few", 64, 100), layer("wide", 256), layer("late", 32)]
+    assert thin_layers([*hidden, layer("last", 512)], bits, 4, inner=True) == chosen
 
 
 def test_a_model_without_classes_has_no_labels_to_be_tuned_to():
