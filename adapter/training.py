@@ -168,12 +168,11 @@ class Training:
         groups += [{"params": [tensor], "lr": learning_rate} for tensor, learning_rate in extra]
         self._optimizer = _optimizer(recipe, groups)
         self._base_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self._order = rng.child("order").torch()
         self._workers = workers()
         own = rng.child("worker", self._workers.rank) if self._workers.rank else rng
         self._generator = own.child("loss").torch()
         self._private_random = PrivateRandom(own.child("dropout"), model.device)
-        self._batches = self._batch_stream()
+        self._batches = _batches(len(data), recipe.batch_size, rng.child("order").torch())
         if not parameters:
             raise InputError("parameters to train", found="all of them frozen", do="set requires_grad on some")
         if model.dtype == torch.float16:
@@ -255,13 +254,18 @@ class Training:
             parameter_.requires_grad_(id(parameter_) in chosen)
         return list(chosen.values())
 
-    def _batch_stream(self) -> Iterator[Tensor]:
-        size = self._recipe.batch_size
-        while True:
-            order = torch.randperm(len(self._data), generator=self._order)
-            for batch in order.split(size):
-                if len(batch) > 1 or len(order) == 1:
-                    yield batch
+
+def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Positions of one batch after the other, without end; a last one of a single sample is left out.
+
+    No method of ``Training``, which would then refer to itself, and keep its copy of the network until Python looks for
+    such rings.
+    """
+    while True:
+        order = torch.randperm(count, generator=generator)
+        for batch in order.split(size):
+            if len(batch) > 1 or len(order) == 1:
+                yield batch
 
 
 def train(

@@ -126,7 +126,8 @@ def wiring_of(model: Classifier) -> Wiring:
             graph = fx.Tracer().trace(model.module)
             ShapeProp(fx.GraphModule(model.module, graph)).propagate(probe)
         except Exception as error:
-            found = f"{type(error).__name__}: {error}"[:200]
+            said = str(error).partition(". ")[0].partition("\n")[0]
+            found = f"{type(error).__name__}: {said}"[:200]
             do = "use a module without data-dependent control flow"
             raise InputError("a network whose forward pass can be traced", found=found, do=do) from error
     return _Walk(model.module, graph).wiring()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from models import trained
@@ -81,6 +83,7 @@ def _state(model: Classifier) -> dict[str, object]:
     module = model.module
     return {
         "tensors": {name: value.detach().clone() for name, value in module.state_dict().items()},
+        "buffers": {name: value.detach().clone() for name, value in module.named_buffers()},
         "places": {name: value.data_ptr() for name, value in module.state_dict().items()},
         "training": {name: getattr(layer, "training", None) for name, layer in module.named_modules()},
         "hooks": {
@@ -91,6 +94,8 @@ def _state(model: Classifier) -> dict[str, object]:
         "where": {name: (p.device, p.dtype) for name, p in module.named_parameters()},
         "attributes": {name: sorted(vars(layer)) for name, layer in module.named_modules()},
         "rng": torch.get_rng_state(),
+        "other rng": (random.getstate(), np.random.get_state()[1].tobytes(), np.random.get_state()[2]),
+        "modes": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
     }
 
 

@@ -32,7 +32,12 @@ class Distil(Parameters):
     student: str | None = parameter(None, "package.module:factory of the student; none takes the model's structure")
 
     def remove(self, model: Classifier, data: Split, *, rng: Rng, progress: Progress | None = None) -> Removed:
-        """Train a student. The labels are not used."""
+        """Train a student. The labels are not used.
+
+        Raises:
+            InputError: a model without classes, a layer that cannot be reset, or data that do not fit the model.
+        """
+        model.spec.require_classes()
         data.check(model.spec)
         start = self._student(model, rng.child("student"))
         teacher = model.copy()
@@ -64,7 +69,7 @@ class Distil(Parameters):
             if isinstance(layer, (*PARAMETRIC, *NORMALISATION)) and "weight" in layer._parameters:
                 result = reinitialise(result, name, rng.child(name))
             elif list(layer.parameters(recurse=False)):
-                found = f"{name} ({type(layer).__name__})"
+                found = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
                 raise InputError("layers that can be reset", found=found, do="name a student with -p student=…")
         return result
 

@@ -35,8 +35,9 @@ class OtherTask(Parameters):
         """Train away and back.
 
         Raises:
-            InputError: data of another shape, or another task with more classes than the model has.
+            InputError: a model without classes, data of another shape, or a task with more classes.
         """
+        model.spec.require_classes()
         data.check(model.spec)
         away, away_test = self._other(model, data, rng.child("task"))
         there = self._recipe(model, self.epochs)

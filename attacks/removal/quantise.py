@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import Classifier, Split
-from deepseal.adapter.capture import PARAMETRIC
+from deepseal.adapter.capture import PARAMETRIC, require_layers
 from deepseal.adapter.training import Progress
 from deepseal.attacks.base import Removed, weight_change
 from deepseal.errors import InputError
@@ -37,8 +37,9 @@ class Quantise(Parameters):
         """Round the weights of a copy. The thief's data are not needed.
 
         Raises:
-            InputError: no linear or convolutional layer, or one whose weight is computed from other tensors.
+            InputError: TorchScript, no linear or convolutional layer, or one whose weight is computed from others.
         """
+        require_layers(model.module)
         result = model.copy()
         layers = {name: layer for name, layer in result.module.named_modules() if isinstance(layer, PARAMETRIC)}
         computed = [name for name, layer in layers.items() if "weight" not in layer._parameters]

@@ -1,0 +1,102 @@
+"""Every registered algorithm on every model: it works, or says in a line why not, and leaves the model as it was."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from everything import ALGORITHMS, WORKS, attempt, detector, failing, few
+from zoo import ZOO
+
+from deepseal.adapter import Classifier, Split
+
+pytest.importorskip("skimage", reason="for the environment of 'make real-env'; run 'make test-real'")
+
+TRIGGERS = ("adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe")
+REWIRING = ("permute", "rescale", "dummy")
+NO_CLASSES = dict.fromkeys((*TRIGGERS, "fine-tune", "other-task", "distil"), "a model with classes")
+NOT_PLAIN = dict.fromkeys((*TRIGGERS, "diction"), "a model from one float tensor of fixed shape to logits")
+UNTRACED = dict.fromkeys(REWIRING, "a network whose forward pass can be traced")
+UNMOVABLE = dict.fromkeys(REWIRING, "hidden neurons that can be moved")
+TWO_INPUTS = dict.fromkeys(REWIRING, "inputs that are one tensor")
+NOT_DRAWN = {"deepsigns-blackbox": "layers whose weights can be drawn again", "distil": "layers that can be reset"}
+SCRIPT = "a module whose layers run in Python"
+
+REFUSED: dict[str, dict[str, str]] = {
+    "efficientnet-lite0": UNMOVABLE,
+    "crepe-tiny": {**NO_CLASSES, **UNTRACED},
+    "crepe-full": {},
+    "resemblyzer": {
+        **NO_CLASSES,
+        **UNMOVABLE,
+        **dict.fromkeys(("hash-bound", "uchida"), "a model with a hidden linear or convolutional layer"),
+    },
+    "minilm": {**NO_CLASSES, **NOT_PLAIN, **TWO_INPUTS, "query-noise": "a model of one floating-point input"},
+    "onet": {**NO_CLASSES, **NOT_PLAIN, **UNMOVABLE},
+    "experts": {**UNTRACED, **NOT_DRAWN},
+    "mamba": {**UNTRACED, **NOT_DRAWN},
+    "decoder": {**NO_CLASSES, **NOT_PLAIN, **UNMOVABLE, "query-noise": "a model of one floating-point input"},
+    "resnet-18": {},
+    "resnet-50": {},
+    "mobilenet-v3": {},
+    "vit-b-16": {**UNMOVABLE, **NOT_DRAWN},
+    "swin-t": {**UNMOVABLE, **NOT_DRAWN},
+    "silero": {**dict.fromkeys(ALGORITHMS, SCRIPT), **NO_CLASSES},
+}
+UNTOUCHED = {"none", "query-noise"}  # also of TorchScript
+LARGE = {"crepe-full", "efficientnet-lite0", "resnet-50", "vit-b-16", "swin-t"}
+RUNS = {"deepsigns", "fine-tune", "overwrite", "query-noise"}  # the model, whichever it is
+
+
+def algorithms(name: str) -> tuple[str, ...]:
+    return ("deepsigns",) if name == "crepe-full" else ALGORITHMS  # the small one is the same network
+
+
+def loaded(name: str) -> tuple[Classifier, Split]:
+    if name != "silero":
+        if missing := ZOO[name].missing():
+            pytest.skip(f"{', '.join(missing)} not installed; run 'make test-real'")
+        return few(ZOO[name], 4 if name in LARGE else 8)
+    pytest.importorskip("silero_vad", reason="silero_vad not installed; run 'make test-real'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        return detector()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", REFUSED)
+def test_everything_works_or_is_refused_in_a_line(name: str, no_trace):
+    model, data = loaded(name)
+    told = {}
+    for algorithm in algorithms(name):
+        with no_trace(model):
+            told[algorithm] = attempt(algorithm, model, data)
+    wanted = REFUSED[name]
+    if name == "silero":
+        wanted = {algorithm: reason for algorithm, reason in wanted.items() if algorithm not in UNTOUCHED}
+    refused = {algorithm: text for algorithm, text in told.items() if text != WORKS}
+    assert set(refused) == set(wanted), refused
+    for algorithm, text in refused.items():
+        assert text.startswith(f"expected {wanted[algorithm]}"), text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("calls", [0, 2])
+@pytest.mark.parametrize("name", [name for name in REFUSED if name != "silero"])
+def test_a_failure_in_the_middle_of_a_pass_leaves_no_trace_either(name: str, calls: int, no_trace):
+    model, data = loaded(name)
+    mend = failing(model, calls)
+    failed = set()
+    try:
+        for algorithm in algorithms(name):
+            with no_trace(model):
+                try:
+                    attempt(algorithm, model, data)
+                except RuntimeError as error:
+                    assert "the forward pass fails here" in str(error), error
+                    failed.add(algorithm)
+    finally:
+        mend()
+    assert failed >= (RUNS & set(algorithms(name)) if calls == 0 else {"deepsigns"}) - set(REFUSED[name]), failed
