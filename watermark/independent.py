@@ -16,7 +16,7 @@ def independent_models(model: Classifier, data: Split, count: int) -> list[Class
     They are no secret: the same model and data give the same ones, so that they can be kept.
 
     Raises:
-        InputError: an architecture whose weights cannot be drawn again.
+        InputError: a model without classes, or an architecture whose weights cannot be drawn again.
         TrainingError: a training diverged.
     """
     return [independent_model(model, data, index) for index in range(count)]
@@ -24,6 +24,7 @@ def independent_models(model: Classifier, data: Split, count: int) -> list[Class
 
 def independent_model(model: Classifier, data: Split, index: int, progress: Progress | None = None) -> Classifier:
     """One of ``independent_models``."""
+    model.spec.require_classes()
     rng = Rng(0).child("independent", index)
     return train(fresh(model, rng), data, recipe=stated_recipe(model), rng=rng, progress=progress)
 

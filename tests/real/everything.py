@@ -12,13 +12,13 @@ from sounds import utterance
 from subject import Subject
 
 from deepseal.adapter import Classifier, Inputs, InputSpec, Split
-from deepseal.attacks import QUERY, REMOVAL
+from deepseal.attacks import EVASION, QUERY, REMOVAL
 from deepseal.errors import InputError
 from deepseal.rng import Rng
 from deepseal.watermark import SCHEMES, embed, verify
 
 WORKS = "works"
-ALGORITHMS = (*SCHEMES.names(), *REMOVAL.names(), *QUERY.names())
+ALGORITHMS = (*SCHEMES.names(), *REMOVAL.names(), *QUERY.names(), *EVASION.names())
 _WEIGHTS = {"bits": 8, "steps": 1, "rounds": 1}
 _TRIGGERS = {"steps": 1, "rounds": 1, "batch": 2}
 QUICK: dict[str, dict[str, Any]] = {
@@ -31,18 +31,20 @@ QUICK: dict[str, dict[str, Any]] = {
     "le-merrer": {**_TRIGGERS, "triggers": 2},
     "deepsigns-blackbox": {**_TRIGGERS, "triggers": 2, "overdraw": 6, "rarity": 1.0, "models": 1},
     "ewe": {**_TRIGGERS, "groups": 2, "votes": 2},
+    "blackmarks": {**_TRIGGERS, "bits": 2, "votes": 2, "models": 1, "ascent": 1},
     "plain": {"bits": 8},
     "fine-tune": {"epochs": 1},
     "overwrite": {"options": ["steps=1;rounds=1;bits=8;groups=2;batch=1;batch_size=2"]},
     "distil": {"epochs": 1},
     "other-task": {"epochs": 1, "epochs_back": 1},
+    "pgd": {"steps": 1},
 }
 
 
 def few(subject: Subject, count: int) -> tuple[Classifier, Split]:
     """The model, left partly in training mode with a weight frozen, and some of its owner's inputs.
 
-    Where nobody knows their labels, but there are classes, they get the model's own.
+    Where nobody knows their labels, but there are classes, they get one after the other.
     """
     x = subject.inputs()
     batch = (Inputs(x) if isinstance(x, dict) else x)[:count]
@@ -50,7 +52,9 @@ def few(subject: Subject, count: int) -> tuple[Classifier, Split]:
     if not model.spec.num_classes:
         data = Split.unlabelled(batch)
     else:
-        data = Split(batch, subject.labels()[:count] if subject.labels else model.predict(batch))
+        data = Split(
+            batch, subject.labels()[:count] if subject.labels else torch.arange(count) % model.spec.num_classes
+        )
     for layer in list(model.module.modules())[1::2]:
         layer.training = True
     list(model.module.parameters())[-1].requires_grad_(False)
@@ -84,6 +88,8 @@ def _run(name: str, model: Classifier, data: Split) -> None:
         _independent(model, marked)
     elif name in REMOVAL.names():
         _independent(model, REMOVAL.build(name, QUICK.get(name, {})).remove(model, data, rng=Rng(0)).model)
+    elif name in EVASION.names():
+        EVASION.build(name, QUICK.get(name, {})).perturb(model, data, rng=Rng(0))
     else:
         QUERY.build(name, QUICK.get(name, {})).wrap(model, rng=Rng(0)).query(data.x)
 

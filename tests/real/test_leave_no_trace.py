@@ -12,18 +12,21 @@ from deepseal.adapter import Classifier, Split
 
 pytest.importorskip("skimage", reason="for the environment of 'make real-env'; run 'make test-real'")
 
-TRIGGERS = ("adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe")
+TRIGGERS = ("adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe", "blackmarks")
 REWIRING = ("permute", "rescale", "dummy")
-NO_CLASSES = dict.fromkeys((*TRIGGERS, "fine-tune", "other-task", "distil"), "a model with classes")
-NOT_PLAIN = dict.fromkeys((*TRIGGERS, "diction"), "a model from one float tensor of fixed shape to logits")
+NO_CLASSES = dict.fromkeys((*TRIGGERS, "fine-tune", "other-task", "distil", "pgd"), "a model with classes")
+NOT_PLAIN = dict.fromkeys((*TRIGGERS, "diction", "pgd"), "a model from one float tensor of fixed shape to logits")
 UNTRACED = dict.fromkeys(REWIRING, "a network whose forward pass can be traced")
 UNMOVABLE = dict.fromkeys(REWIRING, "hidden neurons that can be moved")
 TWO_INPUTS = dict.fromkeys(REWIRING, "inputs that are one tensor")
-NOT_DRAWN = {"deepsigns-blackbox": "layers whose weights can be drawn again", "distil": "layers that can be reset"}
+NOT_DRAWN = {
+    **dict.fromkeys(("deepsigns-blackbox", "blackmarks"), "layers whose weights can be drawn again"),
+    "distil": "layers that can be reset",
+}
 SCRIPT = "a module whose layers run in Python"
 
 REFUSED: dict[str, dict[str, str]] = {
-    "efficientnet-lite0": UNMOVABLE,
+    "efficientnet-lite0": {**UNMOVABLE, "blackmarks": "samples of every class"},
     "crepe-tiny": {**NO_CLASSES, **UNTRACED},
     "crepe-full": {},
     "resemblyzer": {
@@ -44,7 +47,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "silero": {**dict.fromkeys(ALGORITHMS, SCRIPT), **NO_CLASSES},
 }
 UNTOUCHED = {"none", "query-noise"}  # also of TorchScript
-LARGE = {"crepe-full", "efficientnet-lite0", "resnet-50", "vit-b-16", "swin-t"}
+SAMPLES = {"crepe-full": 4, "efficientnet-lite0": 4, "resnet-50": 10, "vit-b-16": 10, "swin-t": 10}
 RUNS = {"deepsigns", "fine-tune", "overwrite", "query-noise"}  # the model, whichever it is
 
 
@@ -56,7 +59,7 @@ def loaded(name: str) -> tuple[Classifier, Split]:
     if name != "silero":
         if missing := ZOO[name].missing():
             pytest.skip(f"{', '.join(missing)} not installed; run 'make test-real'")
-        return few(ZOO[name], 4 if name in LARGE else 8)
+        return few(ZOO[name], SAMPLES.get(name, 24))
     pytest.importorskip("silero_vad", reason="silero_vad not installed; run 'make test-real'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated
@@ -83,8 +86,9 @@ def test_everything_works_or_is_refused_in_a_line(name: str, no_trace):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("calls", [0, 2])
-@pytest.mark.parametrize("name", [name for name in REFUSED if name != "silero"])
+@pytest.mark.parametrize(
+    ("name", "calls"), [(name, n) for name in REFUSED if name != "silero" for n in (0, 2) if n or name not in SAMPLES]
+)
 def test_a_failure_in_the_middle_of_a_pass_leaves_no_trace_either(name: str, calls: int, no_trace):
     model, data = loaded(name)
     mend = failing(model, calls)
