@@ -14,7 +14,7 @@ pytest.importorskip("skimage", reason="for the environment of 'make real-env'; r
 
 TRIGGERS = ("adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe", "blackmarks")
 REWIRING = ("permute", "rescale", "dummy")
-NO_CLASSES = dict.fromkeys((*TRIGGERS, "fine-tune", "other-task", "distil", "pgd"), "a model with classes")
+NO_CLASSES = dict.fromkeys((*TRIGGERS, "other-task", "distil", "pgd"), "a model with classes")
 NOT_PLAIN = dict.fromkeys((*TRIGGERS, "diction", "pgd"), "a model from one float tensor of fixed shape to logits")
 UNTRACED = dict.fromkeys(REWIRING, "a network whose forward pass can be traced")
 UNMOVABLE = dict.fromkeys(REWIRING, "hidden neurons that can be moved")

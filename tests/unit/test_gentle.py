@@ -6,14 +6,11 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from networks import encoder, sentences
 from torch import nn
 
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split
 from deepseal.adapter.capture import running_between
 from deepseal.adapter.training import Training
-from deepseal.attacks import REMOVAL
-from deepseal.errors import InputError
 from deepseal.rng import Rng
 from deepseal.watermark import DeepSigns, Key
 from deepseal.watermark.cells import Reading, hidden_layers, thin_layers
@@ -84,11 +81,6 @@ def layer(name: str, width: int, weights: int = 10_000) -> tuple[str, str, Readi
 def test_other_layers_hold_what_the_widest_have_no_room_for(bits, chosen):
     hidden = [layer("early", 32), layer("middle", 32), layer("few", 64, 100), layer("wide", 256), layer("late", 32)]
     assert thin_layers([*hidden, layer("last", 512)], bits, 4, inner=True) == chosen
-
-
-def test_a_model_without_classes_has_no_labels_to_be_tuned_to():
-    with pytest.raises(InputError, match="a model with classes"):
-        REMOVAL.build("fine-tune", {"epochs": 1}).remove(encoder(), Split.unlabelled(sentences(8)), rng=Rng(0))
 
 
 @pytest.mark.parametrize("size", [0.01, 10.0])

@@ -135,12 +135,9 @@ class TestKinds:
 
     def test_attacks_that_train(self, case, no_trace):
         _, _, data, key, marked = case
-        if marked.spec.num_classes == 0:
-            with pytest.raises(InputError, match="with classes"):
-                REMOVAL.build("fine-tune", {}).remove(marked, data, rng=Rng(6))
-            return
         with no_trace(marked):
             tuned = REMOVAL.build("fine-tune", {"epochs": 1}).remove(marked, data, rng=Rng(6))
+        assert tuned.evidence["targets"].startswith("labels" if marked.spec.num_classes else "its own answers")
         assert tuned.evidence["relative_weight_change"] > 0
         assert verify(tuned.model, key, max_false_positive=1e-6).verdict == "owned"
 
