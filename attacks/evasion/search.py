@@ -47,7 +47,7 @@ def attacked(
     right = _labels(model, clean, batch) == data.y
     for _ in range(restarts):
         left = torch.nonzero(right & ~fooled).reshape(-1)
-        for rows in left.split(batch):
+        for rows in left.split(batch) if len(left) else ():
             with torch.no_grad():
                 found = search(clean[rows], data.y[rows], generator).detach()
             sound = _sound(found, clean[rows], model.spec.bounds)

@@ -13,7 +13,7 @@ from torch import nn
 from deepseal.adapter import Classifier, Dataset, InputSpec, Split
 from deepseal.adapter.capture import execution_order, forward_to
 from deepseal.adapter.training import output_layer
-from deepseal.attacks import REMOVAL
+from deepseal.attacks import EVASION, REMOVAL
 from deepseal.rng import Rng
 from deepseal.watermark import SCHEMES, embed, extract, verify
 
@@ -49,6 +49,13 @@ class Failing(nn.Module):
         if self.calls_left == 0:
             raise RuntimeError("the forward pass fails here")
         return x
+
+
+class Rows(nn.Module):
+    """Flattens as many networks do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(len(x), -1)
 
 
 @pytest.fixture
@@ -170,6 +177,15 @@ def test_user_s_gradients_stay(awkward, some, no_trace):
     )
     assert torch.equal(awkward.module.fc2.weight.grad, kept)
     assert all(p.grad is None for p in marked.module.parameters())
+
+
+@pytest.mark.parametrize("name", ["noise", "pgd", "deepfool"])
+def test_evasion_where_the_model_gets_nothing_right(name, awkward, some):
+    """A network may not take a batch of none."""
+    awkward.module.flatten = Rows()
+    wrong = Split(some.x, (awkward.predict(some.x) + 1) % 10)
+    found = EVASION.build(name, {}).perturb(awkward, wrong, rng=Rng(0))
+    assert torch.equal(found.x, some.x)
 
 
 @pytest.mark.parametrize("name", ["fine-tune", "overwrite"])

@@ -37,24 +37,34 @@ QUICK: dict[str, dict[str, Any]] = {
     "overwrite": {"options": ["steps=1;rounds=1;bits=8;groups=2;batch=1;batch_size=2"]},
     "distil": {"epochs": 1},
     "other-task": {"epochs": 1, "epochs_back": 1},
+    "bim": {"steps": 1},
+    "mi-fgsm": {"steps": 1},
     "pgd": {"steps": 1},
+    "apgd": {"steps": 2},
+    "jsma": {"gamma": 1e-4},
+    "deepfool": {"steps": 1, "candidates": 2},
+    "cw": {"steps": 1, "searches": 1},
+    "square": {"queries": 3},
+    "hop-skip-jump": {"iterations": 1, "queries": 4},
 }
 
 
 def few(subject: Subject, count: int) -> tuple[Classifier, Split]:
     """The model, left partly in training mode with a weight frozen, and some of its owner's inputs.
 
-    Where nobody knows their labels, but there are classes, they get one after the other.
+    Where nobody knows their labels, but there are classes, they get one after the other, the last four the model's own.
     """
     x = subject.inputs()
     batch = (Inputs(x) if isinstance(x, dict) else x)[:count]
     model = Classifier(subject.build(), InputSpec(**subject.spec))
     if not model.spec.num_classes:
         data = Split.unlabelled(batch)
+    elif subject.labels:
+        data = Split(batch, subject.labels()[:count])
     else:
-        data = Split(
-            batch, subject.labels()[:count] if subject.labels else torch.arange(count) % model.spec.num_classes
-        )
+        labels = torch.arange(count) % model.spec.num_classes
+        labels[-4:] = model.predict(batch[-4:])
+        data = Split(batch, labels)
     for layer in list(model.module.modules())[1::2]:
         layer.training = True
     list(model.module.parameters())[-1].requires_grad_(False)

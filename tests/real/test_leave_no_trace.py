@@ -9,13 +9,16 @@ from everything import ALGORITHMS, WORKS, attempt, detector, failing, few
 from zoo import ZOO
 
 from deepseal.adapter import Classifier, Split
+from deepseal.attacks import EVASION
 
 pytest.importorskip("skimage", reason="for the environment of 'make real-env'; run 'make test-real'")
 
 TRIGGERS = ("adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe", "blackmarks")
 REWIRING = ("permute", "rescale", "dummy")
-NO_CLASSES = dict.fromkeys((*TRIGGERS, "other-task", "distil", "pgd"), "a model with classes")
-NOT_PLAIN = dict.fromkeys((*TRIGGERS, "diction", "pgd"), "a model from one float tensor of fixed shape to logits")
+NO_CLASSES = dict.fromkeys((*TRIGGERS, "other-task", "distil", *EVASION.names()), "a model with classes")
+NOT_PLAIN = dict.fromkeys(
+    (*TRIGGERS, "diction", *EVASION.names()), "a model from one float tensor of fixed shape to logits"
+)
 UNTRACED = dict.fromkeys(REWIRING, "a network whose forward pass can be traced")
 UNMOVABLE = dict.fromkeys(REWIRING, "hidden neurons that can be moved")
 TWO_INPUTS = dict.fromkeys(REWIRING, "inputs that are one tensor")
@@ -47,7 +50,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "silero": {**dict.fromkeys(ALGORITHMS, SCRIPT), **NO_CLASSES},
 }
 UNTOUCHED = {"none", "query-noise"}  # also of TorchScript
-SAMPLES = {"crepe-full": 4, "efficientnet-lite0": 4, "resnet-50": 10, "vit-b-16": 10, "swin-t": 10}
+SAMPLES = {"crepe-full": 4, "efficientnet-lite0": 8, "resnet-50": 14, "vit-b-16": 14, "swin-t": 14}
 RUNS = {"deepsigns", "fine-tune", "overwrite", "query-noise"}  # the model, whichever it is
 
 
