@@ -26,10 +26,11 @@ NOT_DRAWN = {
     **dict.fromkeys(("deepsigns-blackbox", "blackmarks"), "layers whose weights can be drawn again"),
     "distil": "layers that can be reset",
 }
+LARGE_IMAGES = {"jsma": "at most 4096 features"}
 SCRIPT = "a module whose layers run in Python"
 
 REFUSED: dict[str, dict[str, str]] = {
-    "efficientnet-lite0": {**UNMOVABLE, "blackmarks": "samples of every class"},
+    "efficientnet-lite0": {**UNMOVABLE, **LARGE_IMAGES, "blackmarks": "samples of every class"},
     "crepe-tiny": {**NO_CLASSES, **UNTRACED},
     "crepe-full": {},
     "resemblyzer": {
@@ -42,11 +43,11 @@ REFUSED: dict[str, dict[str, str]] = {
     "experts": {**UNTRACED, **NOT_DRAWN},
     "mamba": {**UNTRACED, **NOT_DRAWN},
     "decoder": {**NO_CLASSES, **NOT_PLAIN, **UNMOVABLE, "query-noise": "a model of one floating-point input"},
-    "resnet-18": {},
-    "resnet-50": {},
-    "mobilenet-v3": {},
-    "vit-b-16": {**UNMOVABLE, **NOT_DRAWN},
-    "swin-t": {**UNMOVABLE, **NOT_DRAWN},
+    "resnet-18": LARGE_IMAGES,
+    "resnet-50": LARGE_IMAGES,
+    "mobilenet-v3": LARGE_IMAGES,
+    "vit-b-16": {**UNMOVABLE, **LARGE_IMAGES, **NOT_DRAWN},
+    "swin-t": {**UNMOVABLE, **LARGE_IMAGES, **NOT_DRAWN},
     "silero": {**dict.fromkeys(ALGORITHMS, SCRIPT), **NO_CLASSES},
 }
 UNTOUCHED = {"none", "query-noise"}  # also of TorchScript
