@@ -55,13 +55,18 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class LayerCapacity:
-    """What a layer can hold. ``limit`` bits can be embedded at all; ``advised`` leave margin against removal."""
+    """What a layer can hold. ``limit`` bits can be embedded at all; ``advised`` leave margin against removal.
+
+    ``margin`` is the most that all ``advised`` bits can have at once, in standard deviations of strangers' scores: the
+    square root of features over bits of a cell.
+    """
 
     layer: str
     kind: str
     features: int
     limit: int
     advised: int
+    margin: float
 
 
 @dataclasses.dataclass(frozen=True)

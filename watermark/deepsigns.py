@@ -8,6 +8,7 @@ exact), a projection of its own for every cell (a layer and a carrier class), an
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -255,8 +256,9 @@ class DeepSigns(Parameters):
         """What each hidden layer can hold before its activation function, in the order of the forward pass."""
         count = len(self._carriers(model.spec))
         return [
-            LayerCapacity(name, kind, reading.width, reading.width * count, reading.advised * count)
+            LayerCapacity(name, kind, width, width * count, advised * count, margin=math.sqrt(width / max(1, advised)))
             for name, kind, reading in hidden_layers(model, self.pool)
+            for width, advised in [(reading.width, reading.advised)]
         ]
 
     def _grouped(self, spec: InputSpec) -> bool:

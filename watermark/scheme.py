@@ -43,7 +43,8 @@ class Extraction:
         bits: (n,) extracted bits, 0 or 1.
         usable: (n,) False where the score is within numerical noise, or not finite: an erasure, no vote.
         chance: (n,) probability that the bit equals the message's although there is no mark.
-        margin: (n,) score in the direction of the message: positive when right, 1 is a standard deviation of chance.
+        margin: (n,) signed distance of the score from its decision boundary, positive when the bit is right; 1 is a
+            standard deviation of the scores that strangers' keys (same triggers, another secret) read from this model.
     """
 
     bits: NDArray[np.uint8]

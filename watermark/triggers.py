@@ -33,6 +33,7 @@ from deepseal.watermark.mark_loss import MarkLoss
 from deepseal.watermark.robust import weathered
 from deepseal.watermark.scheme import Access, Extraction, Observation
 
+_SMALLEST = 1e-38  # probability that a single-precision answer can still tell from 0
 _CONFIDENCE = 0.98  # two-sided: 1 % above the upper end
 
 
@@ -172,14 +173,20 @@ class TriggerScheme(Parameters):
         """
         check_complete(key)
         check_task(model, key.spec.shape, key.spec.num_classes)
-        labels, clear = answered(model, key.tensors["trigger_x"])
-        return Observation({"labels": labels, "clear": clear})
+        answers = model.query(key.tensors["trigger_x"])
+        labels, clear = _labelled(model, answers)
+        values = {"labels": labels, "clear": clear}
+        if model.output != "labels":
+            logits = answers.double()
+            values["scores"] = logits.clamp_min(_SMALLEST).log() if model.output == "probabilities" else logits
+        return Observation(values)
 
     def decode(self, observation: Observation, key: Key) -> Extraction:
         """The message's bit where most of a group's answers are the group's label, the other bit elsewhere.
 
-        No vote: a tie between classes, and an answer that is neither of two sides. ``margin`` is the share of votes for
-        the label minus that for the best other class.
+        No vote: a tie between classes, and an answer that is neither of two sides. The score of ``margin`` is how far
+        the label's logit is above the best other one (logarithms of probabilities do too) in the image whose answer
+        turns the vote; of labels alone, the share of votes for the label less that for the best other class.
         """
         labels, chance = labels_of(key)
         votes = counted(observation.values["labels"], observation.values["clear"], key)
@@ -191,7 +198,8 @@ class TriggerScheme(Parameters):
         if "sides" in key.tensors:
             usable &= (key.tensors["sides"].numpy() == votes.argmax(axis=1)[:, None]).any(axis=1)
         bits = np.where(own > best, key.message(), 1 - key.message()).astype(np.uint8)
-        return Extraction(bits, usable, np.full(key.bits, chance), (own - best) / int(key.public["votes"]))
+        margin = _margins(observation, votes, labels, usable, key)
+        return Extraction(bits, usable, np.full(key.bits, chance), margin)
 
 
 class TriggerLoss(MarkLoss):
@@ -248,13 +256,62 @@ def labels_of(key: Key) -> tuple[NDArray[np.int64], float]:
 
 def counted(labels: Tensor, clear: Tensor, key: Key) -> NDArray[np.int64]:
     """(groups, classes) votes."""
-    votes = torch.nn.functional.one_hot(labels, key.spec.num_classes) * clear[:, None]
+    votes = nn.functional.one_hot(labels, key.spec.num_classes) * clear[:, None]
     return votes.reshape(key.bits, -1, key.spec.num_classes).sum(dim=1).numpy()
+
+
+def _margins(
+    observation: Observation, votes: NDArray[np.int64], labels: NDArray[np.int64], usable: NDArray[np.bool_], key: Key
+) -> NDArray[np.float64]:
+    """(groups,) scores of the labels, in standard deviations of those of all labels that a stranger could have."""
+    rows = np.arange(key.bits)
+    leader, most = votes.argmax(axis=1), votes.max(axis=1)
+    without = votes.copy()
+    without[rows, leader] = -1
+    best = np.repeat(most[:, None], votes.shape[1], axis=1)  # of the other classes, for every class
+    best[rows, leader] = without.max(axis=1)
+    if "scores" in observation.values:
+        scores = _deciding_gaps(observation.values["scores"], observation.values["clear"], votes, best)
+    else:
+        scores = (votes - best) / int(key.public["votes"])
+    possible = np.ones(votes.shape, dtype=bool)
+    if "sides" in key.tensors:
+        possible[:] = False
+        np.put_along_axis(possible, key.tensors["sides"].numpy(), True, axis=1)
+    elif "avoided" in key.tensors:
+        possible[rows, key.tensors["avoided"].numpy()] = False
+    strangers = scores[possible & usable[:, None]]
+    unit = float(strangers.std()) if len(strangers) else 0.0
+    own: NDArray[np.float64] = scores[rows, labels] / (unit if unit > 0 else 1.0)
+    return own
+
+
+def _deciding_gaps(
+    scores: Tensor, clear: Tensor, votes: NDArray[np.int64], best: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """(groups, classes) gap of a class to the best other one, in the image at which the group's vote turns.
+
+    That is the one, in the order of the gaps, with which the class wins or loses, if answers go over from the best
+    other class or to it.
+    """
+    top = scores.topk(2, dim=1)
+    gaps = scores - top.values[:, :1]
+    gaps.scatter_(1, top.indices[:, :1], top.values[:, :1] - top.values[:, 1:])
+    gaps = torch.where(clear[:, None], gaps, 0.0).nan_to_num(0.0, posinf=0.0, neginf=-1e3)
+    ordered = np.sort(gaps.reshape(len(votes), -1, votes.shape[1]).numpy(), axis=1)[:, ::-1]
+    wins = votes > best
+    needed = np.where(wins, -(-(votes - best) // 2), (best - votes) // 2 + 1)
+    place = np.where(wins, votes - needed, votes + needed - 1).clip(0, ordered.shape[1] - 1)
+    gap: NDArray[np.float64] = np.take_along_axis(ordered, place[:, None], axis=1)[:, 0]
+    return gap
 
 
 def answered(model: BlackBox, x: Tensor) -> tuple[Tensor, Tensor]:
     """A black box's labels for some inputs, and which of them are neither ties within numerical noise nor NaN."""
-    answers = model.query(x)
+    return _labelled(model, model.query(x))
+
+
+def _labelled(model: BlackBox, answers: Tensor) -> tuple[Tensor, Tensor]:
     if model.output == "labels":
         return answers.to(torch.int64), torch.ones(len(answers), dtype=torch.bool)
     precision = torch.finfo(model.dtype if isinstance(model, Classifier) else torch.float32).eps

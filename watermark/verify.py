@@ -40,7 +40,9 @@ class Verification:
         p_value: probability of so few errors on a model that is independent of the key (exact).
         max_false_positive: the stated rate; ``tried`` divides it (keys or models that were tried).
         threshold: most errors that give ``owned``; None when no number does.
-        margin_mean, margin_lowest: scores towards the message, in standard deviations of chance.
+        margin_mean, margin_median, margin_5_percent, margin_lowest: over the readable bits, how far each score is on
+            the message's side of its decision boundary, in standard deviations of the scores that strangers' keys
+            (same triggers, another secret) read from this suspect; negative where the bit is wrong.
         message: text that the bits spell, if they spell one.
         null_keys, null_models: the empirical nulls, if asked for.
         warnings: what a reader must know.
@@ -57,6 +59,8 @@ class Verification:
     tried: int
     threshold: int | None
     margin_mean: float
+    margin_median: float
+    margin_5_percent: float
     margin_lowest: float
     message: str | None
     null_keys: Null | None
@@ -124,6 +128,8 @@ def verify(
         tried=tried,
         threshold=threshold,
         margin_mean=float(margin.mean()) if bits else float("nan"),
+        margin_median=float(np.median(margin)) if bits else float("nan"),
+        margin_5_percent=float(np.quantile(margin, 0.05)) if bits else float("nan"),
         margin_lowest=float(margin.min()) if bits else float("nan"),
         message=key.read_text(extraction.bits) if verdict == "owned" else None,
         null_keys=strangers,

@@ -73,8 +73,9 @@ def _style(record: Record) -> str:
 def _details(record: Record) -> list[tuple[str, str]]:
     """A verification in words, with the empirical null."""
     results = record.results
-    margins = (
-        f"{words.general(results.get('margin_mean'))} on average, {words.general(results.get('margin_lowest'))} lowest"
+    shown = (("on average", "mean"), ("median", "median"), ("at 5 %", "5_percent"), ("lowest", "lowest"))
+    margins = ", ".join(
+        f"{words.general(results[f'margin_{name}'])} {title}" for title, name in shown if f"margin_{name}" in results
     )
     aligned = [("aligned to", words.alignment(record))] if results.get("alignment") else []
     return [
@@ -89,7 +90,7 @@ def _details(record: Record) -> list[tuple[str, str]]:
             "false-positive rate",
             f"{words.probability(words.rate(record))}, for {words.count(results.get('tried'))} tried",
         ),
-        ("margin", f"{margins} (1 is a standard deviation of chance, or all votes)"),
+        ("margin", f"{margins} (in standard deviations of strangers' keys)"),
         ("message", words.clean(results.get("message"))),
         ("random keys", words.null(results.get("null"))),
         ("independent models", words.null(results.get("null_models"))),

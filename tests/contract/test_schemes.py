@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from deepseal.adapter import Oracle
 from deepseal.errors import DeepSealError
 from deepseal.rng import Rng
 from deepseal.watermark import SCHEMES, Key, extract, verify
@@ -62,6 +63,18 @@ class TestEveryScheme:
         assert set(np.unique(read.bits)) <= {0, 1}
         right = read.bits == key.message()
         assert np.array_equal(right[read.usable], (read.margin > 0)[read.usable])
+
+    def test_a_margin_of_1_is_a_standard_deviation_of_strangers(self, name, base, digits):
+        """On logits; and the scale of a model's logits, which a thief chooses, is nothing to it."""
+        key = self.make(name, base, digits)
+        scheme = SCHEMES.build(name, key.params)
+        seen = scheme.observe(base, key)
+        read = [scheme.decode(seen, stranger) for stranger in key.strangers(100)]
+        margins = np.concatenate([one.margin[one.usable] for one in read])
+        assert np.std(margins) == pytest.approx(1.0, abs=0.06)
+        if key.public["access"] == "black-box" and name != "plain":
+            hotter = Oracle(lambda x: 3.0 * base.query(x), base.spec, output="logits")
+            assert extract(hotter, key).margin == pytest.approx(extract(base, key).margin, rel=1e-4, abs=1e-6)
 
     def test_strangers_are_wrong_as_often_as_promised(self, name, base, digits):
         """At least: where a model answers a class that no stranger's label is, they agree less than chance."""

@@ -154,6 +154,25 @@ def test_labels_are_uniform_and_bound_to_the_images(marks):
     assert (labels_of(moved)[0] == labels_of(key)[0]).mean() < 0.3
 
 
+def test_a_vote_s_margin_is_the_gap_of_the_image_that_turns_it(digits):
+    """Three images a group, two classes: gaps of class 0 in one group 5, 1, -2 (it wins, and by one image of gap 1)."""
+    gaps = torch.tensor([[5.0, 1.0, -2.0], [-4.0, -1.0, 3.0], [6.0, 2.0, 4.0]])
+    spec = InputSpec(shape=(1,), num_classes=2)
+    x = torch.arange(9.0).reshape(9, 1) / 9
+    public = {"access": "black-box", "zero_bit": True, "bits": 3, "votes": 3, "independent_models": 0}
+    tensors = {"trigger_x": x, "trigger_y": torch.zeros(3, dtype=torch.int64)}
+    key = Key(scheme="adi", params={}, owner="", secret=SECRET, spec=spec, public=public, tensors=tensors)
+    answers = torch.stack([gaps.flatten(), torch.zeros(9)], dim=1)
+    suspect = Oracle(lambda x: answers, spec, output="logits")
+    read = extract(suspect, key)
+    assert read.bits.tolist() == [1, 0, 1]
+    gap = np.array([1.0, -1.0, 4.0])  # two of three go over before the last group turns
+    assert read.margin == pytest.approx(gap / np.std([*gap, *-gap]))
+    labels = Oracle(lambda x: answers, spec)
+    share = np.array([1.0, -1.0, 3.0]) / 3
+    assert extract(labels, key).margin == pytest.approx(share / np.std([*share, *-share]))
+
+
 def test_avoided_classes_are_avoided(marks):
     key, _ = marks["zhang"]
     for stranger in (key, *key.strangers(50)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 
@@ -223,6 +224,7 @@ class TestDeepSigns:
             ("fc1", 512, 5120, 160),
             ("fc2", 512, 5120, 160),
         ]
+        assert [row.margin for row in rows] == [pytest.approx(math.sqrt(512 / 16))] * 2
 
     @pytest.mark.parametrize(
         ("params", "message"),
