@@ -3,14 +3,15 @@
     python benchmarks/watermark_baselines.py [--schemes adi,ewe] [--seeds 0,1,2] [--only marks,integrity] [--summary]
 
 `marks`: the mark itself, then pruned, fine-tuned, overwritten by the same scheme, and extracted (a fresh network
-trained on the marked one's labels). `integrity`: strangers' keys, 1,500 on each of 20 trigger sets (one set for marks
-in weights, 30,000 keys), and models that know nothing of the key. A cell whose record exists, made with the same
-parameters and code, is skipped.
+trained on the marked one's labels). `integrity`: strangers' keys, 1,500 on each of 20 keys' observations of as many
+models, models that know nothing of the key, and for `hash-bound` a forger who searches. A cell whose record exists,
+made with the same parameters and code, is skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import os
 import time
@@ -27,9 +28,10 @@ from deepseal.adapter import Classifier, Recipe, Split, initialise, load_data, t
 from deepseal.attacks import REMOVAL  # noqa: E402
 from deepseal.errors import InputError  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
-from deepseal.rng import Rng  # noqa: E402
+from deepseal.rng import Rng, expand_choice  # noqa: E402
 from deepseal.statistics import allowed_errors, rate  # noqa: E402
 from deepseal.watermark import SCHEMES, Key, embedding_rounds, extract, verify  # noqa: E402
+from deepseal.watermark.scheme import scheme_of  # noqa: E402
 from deepseal.watermark.verify import strangers  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -42,7 +44,7 @@ ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "pruned by 80 %": ("prune", {"sparsity": 0.8}),
     "fine-tuned, 20 epochs": ("fine-tune", {"epochs": 20}),
 }
-SETS, KEYS, MODELS = 20, 1500, 20
+SETS, KEYS, MODELS, TRIALS = 20, 1500, 20, 2000
 
 
 def trained(data: Any, rng: Rng, labels: torch.Tensor | None = None) -> Classifier:
@@ -85,20 +87,53 @@ def read(model: Classifier, key: Key, data: Any) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def innocent_models() -> list[Classifier]:
+    """Models that know nothing of any key."""
+    data = load_data(DATA)
+    return [trained(data, Rng(0).child("baselines", "independent", index)) for index in range(MODELS)]
+
+
+def forgery(model: Classifier, key: Key) -> dict[str, Any]:
+    """A forger who holds the model climbs towards a secret that reads in it, some bits of the best flipped a trial."""
+    best, secret, wrong = key.bits, key.secret, []
+    scheme = scheme_of(key)
+    seen = scheme.observe(model, key)
+    for trial in range(TRIALS):
+        places = expand_choice(key.secret, f"forge/{trial}", 8 * len(secret), 1 + trial // 256)
+        flipped = np.unpackbits(np.frombuffer(secret, np.uint8))
+        flipped[places] ^= 1
+        forged = key.with_secret(np.packbits(flipped).tobytes())
+        errors = int((scheme.decode(seen, forged).bits != forged.message()).sum())
+        wrong.append(errors)
+        if errors < best:
+            best, secret = errors, forged.secret
+    result = verify(model, key.with_secret(secret), max_false_positive=RATE, tried=TRIALS)
+    total = rate(int(np.sum(wrong)), TRIALS * key.bits)
+    return {
+        "trials": TRIALS,
+        "wrong_bits": total.as_dict(),
+        "fewest_wrong": best,
+        "fewest_wrong_by_chance_99": [
+            float(stats.binom.ppf(1 - (1 - q) ** (1 / TRIALS), key.bits, 0.5)) for q in (0.005, 0.995)
+        ],
+        "verdict": result.verdict,
+        "p_value": result.p_value,
+    }
+
+
 def integrity_cell(run: Run, name: str, data: Any, base: Classifier, rng: Rng) -> None:
     """Rejections of strangers' keys at stated levels, and innocent models."""
-    others = [trained(data, rng.child("independent", index)) for index in range(MODELS)]
+    others = innocent_models()
     given = {"independent": others[:4]} if name == "deepsigns-blackbox" else {}
     innocents = others[4:] if given else others
-    sets = SETS if SCHEMES.get(name).access == "black-box" else 1
     values, levels = [], {1e-2: 0.0, 1e-3: 0.0, RATE: 0.0}
     owned: list[str] = []
-    for index in range(sets):
+    for index in range(SETS):
         scheme = SCHEMES.build(name, {})
         key = scheme.keygen(base, data.train, owner="Example Ltd", rng=rng.child("set", index), **given)
         suspect = innocents[index % len(innocents)]
-        count = SETS * KEYS // sets
-        wrong, bits = strangers(suspect, key, count).T
+        wrong, bits = strangers(suspect, key, KEYS).T
         # Calibration raises the chance of each key by itself; what it starts from is what must be exact.
         chance = 0.1 if given else float(extract(suspect, key).chance[0])
         values.append(stats.binom.cdf(wrong, bits, 1.0 - chance))
@@ -113,10 +148,12 @@ def integrity_cell(run: Run, name: str, data: Any, base: Classifier, rng: Rng) -
         owned += [
             verify(model, key, max_false_positive=RATE).verdict for model in (innocents if index == 0 else [suspect])
         ]
+    if name == "hash-bound":
+        run.results["forged"] = forgery(innocents[-1], key)
     flat = np.concatenate(values)
     run.results.update(
         keys=len(flat),
-        trigger_sets=sets,
+        trigger_sets=SETS,
         lowest_p_value=float(flat.min()),
         models=rate(sum(verdict == "owned" for verdict in owned), len(owned)).as_dict(),
         rejected={
