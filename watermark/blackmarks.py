@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from deepseal.rng import Rng, expand_bits, expand_choice, expand_integers
 from deepseal.watermark.key import Key
 from deepseal.watermark.scheme import Extraction, Observation, Published
 from deepseal.watermark.triggers import TriggerLoss, Triggers, TriggerScheme, check_complete
+from deepseal.watermark.votes import deciding_gaps
+
+_STRANGERS = 200  # sets of coins, for the unit of margins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,17 +135,24 @@ class BlackMarks(TriggerScheme):
         return PublishedKeyLoss(model, key, self) if self.recipe == "paper" else KeyLoss(model, key, self)
 
     def decode(self, observation: Observation, key: Key) -> Extraction:
-        """Each key's cluster, less its coin, is a vote for the bit; ``margin`` is the share of votes for the message.
+        """Each key's cluster, less its coin, is a vote for the bit. No vote: a tie between classes; no bit: of votes.
 
-        It counts from -1, all against it, to 1. No vote: a tie between classes; no bit: a tie between votes.
+        The score of ``margin`` is the gap between the clusters' largest logits in the key that turns the vote; of
+        labels alone, the share of votes for the message less that against it.
         """
         check_complete(key)
-        agree = key.tensors["codes"][observation.values["labels"]].numpy() == taught(key)
-        votes = np.where(agree, 1, -1) * observation.values["clear"].numpy()
-        total = votes.reshape(key.bits, -1).sum(axis=1)
+        codes, clear = key.tensors["codes"], observation.values["clear"].numpy()
+        ones = np.where(codes[observation.values["labels"]].numpy() == 1, 1.0, -1.0) * clear
+        known = "scores" in observation.values
+        if known:
+            high = [observation.values["scores"].masked_fill(codes != bit, -torch.inf).amax(dim=1) for bit in (0, 1)]
+            ones = ones * (high[1] - high[0]).abs().nan_to_num(0.0).numpy()
+        total, own = _tally(ones, clear, taught(key), key, known)
+        coins = Rng(0).numpy().integers(0, 2, (_STRANGERS, len(ones)))
+        unit = float(np.std([_tally(ones, clear, other, key, known)[1][total != 0] for other in coins]))
         bits = np.where(total > 0, key.message(), 1 - key.message()).astype(np.uint8)
         chance = np.full(key.bits, 1.0 if "trigger_y" in key.tensors else 0.5)
-        return Extraction(bits, total != 0, chance, total / int(key.public["votes"]))
+        return Extraction(bits, total != 0, chance, own / (unit if unit > 0 else 1.0))
 
     def published(self, extraction: Extraction, key: Key) -> Published:
         """Fewer wrong bits than fair coins give with probability p (section 4.4)."""
@@ -177,6 +187,28 @@ class PublishedKeyLoss(KeyLoss):
         ones = logits.softmax(dim=1) @ self._codes.to(logits)
         distance = (ones - self._bits[index].to(logits)).abs().mean()
         return labels + self._blackmarks.regulariser * distance
+
+
+def _tally(
+    ones: NDArray[np.float64], clear: NDArray[np.bool_], bits: NDArray[Any], key: Key, gaps_known: bool
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(bits,) votes for less votes against, and scores.
+
+    Args:
+        ones: (bits * votes,) score of bit 1 in each key: a gap, or 1 or -1.
+        clear: (bits * votes,) whether it is a vote.
+        bits: (bits * votes,) what each key should decode to.
+        key: says how many votes there are.
+        gaps_known: whether ``ones`` are gaps.
+    """
+    towards = np.where(bits == 1, ones, -ones)
+    votes = np.stack([(towards > 0) & clear, (towards < 0) & clear], axis=1).astype(np.int64)
+    votes = votes.reshape(key.bits, -1, 2).sum(axis=1)
+    total = votes[:, 0] - votes[:, 1]
+    if not gaps_known:
+        return total, total / int(key.public["votes"])
+    gaps = torch.from_numpy(np.stack([towards, -towards], axis=1))
+    return total, deciding_gaps(gaps, votes, votes[:, ::-1])[:, 0]
 
 
 def taught(key: Key) -> NDArray[np.uint8]:

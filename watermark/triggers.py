@@ -32,6 +32,7 @@ from deepseal.watermark.key import Key
 from deepseal.watermark.mark_loss import MarkLoss
 from deepseal.watermark.robust import weathered
 from deepseal.watermark.scheme import Access, Extraction, Observation
+from deepseal.watermark.votes import counted, label_margins
 
 _SMALLEST = 1e-38  # probability that a single-precision answer can still tell from 0
 _CONFIDENCE = 0.98  # two-sided: 1 % above the upper end
@@ -69,7 +70,7 @@ class TriggerScheme(Parameters):
     name: ClassVar[str]
     access: ClassVar[Access] = "black-box"
 
-    strength: float = parameter(1.0, "weight of the triggers' cross-entropy", minimum=0.0, maximum=1e6)
+    strength: float = parameter(1.0, "weight of the triggers' loss", minimum=0.0, maximum=1e6)
     drift: float = parameter(0.3, "weight noise the triggers are read through", minimum=0.0, maximum=10.0)
     batch: int = parameter(64, "triggers an update", minimum=1, maximum=4096)
     steps: int = parameter(1000, "updates a round", minimum=1, maximum=1_000_000)
@@ -198,7 +199,7 @@ class TriggerScheme(Parameters):
         if "sides" in key.tensors:
             usable &= (key.tensors["sides"].numpy() == votes.argmax(axis=1)[:, None]).any(axis=1)
         bits = np.where(own > best, key.message(), 1 - key.message()).astype(np.uint8)
-        margin = _margins(observation, votes, labels, usable, key)
+        margin = label_margins(observation, votes, labels, usable, key)
         return Extraction(bits, usable, np.full(key.bits, chance), margin)
 
 
@@ -252,58 +253,6 @@ def labels_of(key: Key) -> tuple[NDArray[np.int64], float]:
         agreed = int((votes.argmax(axis=1) == labels).sum())
         chance = max(chance, rate(agreed, key.bits, _CONFIDENCE).high)
     return labels, min(1.0, chance)
-
-
-def counted(labels: Tensor, clear: Tensor, key: Key) -> NDArray[np.int64]:
-    """(groups, classes) votes."""
-    votes = nn.functional.one_hot(labels, key.spec.num_classes) * clear[:, None]
-    return votes.reshape(key.bits, -1, key.spec.num_classes).sum(dim=1).numpy()
-
-
-def _margins(
-    observation: Observation, votes: NDArray[np.int64], labels: NDArray[np.int64], usable: NDArray[np.bool_], key: Key
-) -> NDArray[np.float64]:
-    """(groups,) scores of the labels, in standard deviations of those of all labels that a stranger could have."""
-    rows = np.arange(key.bits)
-    leader, most = votes.argmax(axis=1), votes.max(axis=1)
-    without = votes.copy()
-    without[rows, leader] = -1
-    best = np.repeat(most[:, None], votes.shape[1], axis=1)  # of the other classes, for every class
-    best[rows, leader] = without.max(axis=1)
-    if "scores" in observation.values:
-        scores = _deciding_gaps(observation.values["scores"], observation.values["clear"], votes, best)
-    else:
-        scores = (votes - best) / int(key.public["votes"])
-    possible = np.ones(votes.shape, dtype=bool)
-    if "sides" in key.tensors:
-        possible[:] = False
-        np.put_along_axis(possible, key.tensors["sides"].numpy(), True, axis=1)
-    elif "avoided" in key.tensors:
-        possible[rows, key.tensors["avoided"].numpy()] = False
-    strangers = scores[possible & usable[:, None]]
-    unit = float(strangers.std()) if len(strangers) else 0.0
-    own: NDArray[np.float64] = scores[rows, labels] / (unit if unit > 0 else 1.0)
-    return own
-
-
-def _deciding_gaps(
-    scores: Tensor, clear: Tensor, votes: NDArray[np.int64], best: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """(groups, classes) gap of a class to the best other one, in the image at which the group's vote turns.
-
-    That is the one, in the order of the gaps, with which the class wins or loses, if answers go over from the best
-    other class or to it.
-    """
-    top = scores.topk(2, dim=1)
-    gaps = scores - top.values[:, :1]
-    gaps.scatter_(1, top.indices[:, :1], top.values[:, :1] - top.values[:, 1:])
-    gaps = torch.where(clear[:, None], gaps, 0.0).nan_to_num(0.0, posinf=0.0, neginf=-1e3)
-    ordered = np.sort(gaps.reshape(len(votes), -1, votes.shape[1]).numpy(), axis=1)[:, ::-1]
-    wins = votes > best
-    needed = np.where(wins, -(-(votes - best) // 2), (best - votes) // 2 + 1)
-    place = np.where(wins, votes - needed, votes + needed - 1).clip(0, ordered.shape[1] - 1)
-    gap: NDArray[np.float64] = np.take_along_axis(ordered, place[:, None], axis=1)[:, 0]
-    return gap
 
 
 def answered(model: BlackBox, x: Tensor) -> tuple[Tensor, Tensor]:
