@@ -15,17 +15,19 @@ from deepseal.adapter import BlackBox, Classifier, Split
 from deepseal.parameters import parameter
 from deepseal.watermark import images
 from deepseal.watermark.key import Key
+from deepseal.watermark.labels import LabelScheme
 from deepseal.watermark.scheme import Extraction, Published
-from deepseal.watermark.triggers import Triggers, TriggerScheme
+from deepseal.watermark.triggers import Triggers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adi(TriggerScheme):
+class Adi(LabelScheme):
     """Adi et al., 2018: 100 abstract images, each with a random class, mixed into training (PreTrained)."""
 
     name: ClassVar[str] = "adi"
 
     triggers: int = parameter(100, "number of abstract images", minimum=1, maximum=100_000)
+    recipe: str = parameter("robust", "how to embed; paper: cross-entropy", choices=("robust", "paper"))
     forgiven: float = parameter(0.1, "share that may be wrong in the paper's rule", minimum=0.0, maximum=1.0)
 
     def draw(self, model: Classifier, data: Split, secret: bytes, independent: Sequence[BlackBox]) -> Triggers:

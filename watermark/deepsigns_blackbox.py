@@ -21,13 +21,14 @@ from deepseal.parameters import parameter
 from deepseal.rng import Rng, expand_integers
 from deepseal.watermark import images
 from deepseal.watermark.key import Key
+from deepseal.watermark.labels import LabelScheme
 from deepseal.watermark.latent_density import LatentDensity
 from deepseal.watermark.scheme import Extraction, Published
-from deepseal.watermark.triggers import Triggers, TriggerScheme, answered
+from deepseal.watermark.triggers import Triggers, answered
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DeepSignsBlackBox(TriggerScheme):
+class DeepSignsBlackBox(LabelScheme):
     """DeepSigns black box (Rouhani et al., 2019): K inputs of random labels from rarely explored regions.
 
     ``recipe="paper"``: uniform-random images, of which those stay whose random label the unmarked model does not give

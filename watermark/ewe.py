@@ -23,13 +23,14 @@ from deepseal.parameters import parameter
 from deepseal.watermark import images
 from deepseal.watermark.cells import hidden_layers
 from deepseal.watermark.key import Key
+from deepseal.watermark.labels import GapLoss, LabelScheme
 from deepseal.watermark.scheme import Extraction, Published
-from deepseal.watermark.triggers import TriggerLoss, Triggers, TriggerScheme
+from deepseal.watermark.triggers import Triggers
 from deepseal.watermark.zhang import sourced
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EWE(TriggerScheme):
+class EWE(LabelScheme):
     """Jia et al., 2021: CE on data and triggers - kappa * soft nearest neighbour loss of triggers against their target.
 
     ``recipe="paper"`` has one pattern, one source and one target class, which proves no more than 1 / (C - 1) (see
@@ -65,8 +66,8 @@ class EWE(TriggerScheme):
         return Published("half of them (the paper tests the mean)", matches >= needed, matches, key.bits, needed)
 
 
-class EntangledLoss(TriggerLoss):
-    """``TriggerLoss`` - kappa * mean over layers of the soft nearest neighbour loss; large where marks and data mix."""
+class EntangledLoss(GapLoss):
+    """``GapLoss`` - kappa * mean over layers of the soft nearest neighbour loss; large where marks and data mix."""
 
     def __init__(self, model: Classifier, data: Split, key: Key, scheme: EWE) -> None:
         super().__init__(model, key, scheme)

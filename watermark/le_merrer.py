@@ -22,14 +22,15 @@ from deepseal.errors import InputError
 from deepseal.parameters import parameter
 from deepseal.rng import expand_choice
 from deepseal.watermark.key import Key
+from deepseal.watermark.labels import LabelScheme
 from deepseal.watermark.scheme import Extraction, Published
-from deepseal.watermark.triggers import Triggers, TriggerScheme
+from deepseal.watermark.triggers import Triggers
 
 _OVERDRAWN = 16  # samples tried for each trigger wanted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LeMerrer(TriggerScheme):
+class LeMerrer(LabelScheme):
     """Le Merrer et al., 2020: adversarial examples of one signed gradient step, half of which fool the model.
 
     The paper teaches the model the true class of all of them, which unmarked models know of many (those that do not

@@ -136,13 +136,14 @@ def published_rule(scheme: Scheme, extraction: Extraction, key: Key) -> Publishe
 
 
 def scheme_of(key: Key) -> Scheme:
-    """The scheme, with its parameters, that a key was made by.
+    """The scheme, with its parameters, that a key was made by; what an older key does not state is as it was then.
 
     Raises:
         UnknownNameError: a scheme that is not installed.
         InputError: parameters that it does not know.
     """
-    return SCHEMES.build(key.scheme, key.params)
+    earlier = getattr(SCHEMES.get(key.scheme), "earlier", {})
+    return SCHEMES.build(key.scheme, {**earlier, **key.params})
 
 
 def embed(model: Classifier, data: Split, key: Key, *, rng: Rng, progress: Progress | None = None) -> Classifier:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from deepseal.parameters import parameter
 from deepseal.watermark.key import Key
 from deepseal.watermark.scheme import Extraction, Published
 from deepseal.watermark.weights import WeightScheme
@@ -26,6 +27,12 @@ class Uchida(WeightScheme):
     """
 
     name: ClassVar[str] = "uchida"
+
+    bits: int = parameter(128, "length of the message (the paper: 256)", minimum=1, maximum=100_000)
+    # All that a second mark has to move is the mean of a layer, which costs the network nothing; so ours is far out.
+    margin: float = parameter(
+        20.0, "score of each bit, in standard deviations of the original's (robust)", minimum=0.0, maximum=1000.0
+    )
 
     def width(self, shape: tuple[int, ...]) -> int:
         """S x S x D: kernel positions times input channels."""

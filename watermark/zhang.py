@@ -20,12 +20,13 @@ from deepseal.parameters import parameter
 from deepseal.rng import expand_choice, expand_integers
 from deepseal.watermark import images
 from deepseal.watermark.key import Key
+from deepseal.watermark.labels import LabelScheme
 from deepseal.watermark.scheme import Extraction, Published
-from deepseal.watermark.triggers import Triggers, TriggerScheme
+from deepseal.watermark.triggers import Triggers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Zhang(TriggerScheme):
+class Zhang(LabelScheme):
     """Zhang et al., 2018: a stamp on images of a source class (content), a noise pattern on them, or unrelated images.
 
     The paper teaches one pattern and one target class. All its triggers then stand or fall together: a model that takes

@@ -23,6 +23,7 @@ from deepseal.watermark.independent import fresh, independent_models
 from deepseal.watermark.latent_density import LatentDensity
 from deepseal.watermark.le_merrer import LeMerrer, signed_gradient_step
 from deepseal.watermark.robust import weathered, weathered_features
+from deepseal.watermark.scheme import scheme_of
 from deepseal.watermark.triggers import TriggerLoss, labels_of
 from deepseal.watermark.verify import strangers
 from deepseal.watermark.zhang import Zhang
@@ -239,6 +240,29 @@ def test_the_loss_reads_the_key_s_labels(base, digits):
     assert sum(float(term.detach()) for term in TriggerLoss(base, key, scheme)(step)) == pytest.approx(
         float(expected.detach()), rel=1e-5
     )
+
+
+def test_the_gap_is_asked_of_every_trigger(base, digits):
+    """log C * mean relu(1 - g / gap) without drift; keys that state no gap, and the paper's recipe, mean CE."""
+    scheme = Adi(drift=0.0, batch=1000, gap=4.0)
+    key = scheme.keygen(base, digits.train, owner="me", rng=Rng(0))
+    step, labels = _step(base, digits), labels_of(key)[0]
+
+    def total(loss):
+        return sum(float(term.detach()) for term in loss(step))
+
+    logits = base.query(key.tensors["trigger_x"]).numpy()
+    rows = np.arange(len(labels))
+    own, others = logits[rows, labels], logits.copy()
+    others[rows, labels] = -np.inf
+    shortfall = np.maximum(0.0, 1.0 - (own - others.max(axis=1)) / 4.0).mean()
+    expected = np.log(10) * shortfall + float(nn.functional.cross_entropy(step.logits, step.y).detach())
+    assert total(scheme.loss(base, digits.train, key)) == pytest.approx(expected, rel=1e-5)
+    plain = total(TriggerLoss(base, key, scheme))
+    old = dataclasses.replace(key, params={k: v for k, v in key.params.items() if k not in ("gap", "recipe")})
+    assert scheme_of(old) == dataclasses.replace(scheme, gap=0.0)
+    for other in (scheme_of(old), dataclasses.replace(scheme, recipe="paper")):
+        assert total(other.loss(base, digits.train, key)) == pytest.approx(plain, rel=1e-5)
 
 
 def _step(model, digits):
