@@ -1,18 +1,21 @@
 """All schemes on one small network: fidelity, what survives, whether the stated rate holds. One record a cell.
 
-    python benchmarks/watermark_baselines.py [--schemes adi,ewe] [--seeds 0,1,2] [--only marks,integrity] [--summary]
+    python benchmarks/watermark_baselines.py [--schemes adi,ewe] [--seeds 0,1,2] [--summary]
+        [--only marks,integrity] [--data digits] [--recipes robust,before,paper]
 
-`marks`: the mark itself, then pruned, fine-tuned, overwritten by the same scheme, and extracted (a fresh network
-trained on the marked one's labels). `integrity`: strangers' keys, 1,500 on each of 20 keys' observations of as many
-models, models that know nothing of the key, and for `hash-bound` a forger who searches. A cell whose record exists,
-made with the same parameters and code, is skipped.
+`marks`: the mark itself, then pruned, rounded, shaken, fine-tuned, overwritten by the same scheme and recipe, and
+extracted (a fresh network trained on the marked one's labels). `integrity`: strangers' keys, 1,500 on each of 20 keys'
+observations of as many models, models that know nothing of the key, and for `hash-bound` a forger who searches. A cell
+whose record exists, made with the same parameters and code, is skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import time
 from pathlib import Path
@@ -24,7 +27,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from scipy import stats  # noqa: E402
 
-from deepseal.adapter import Classifier, Recipe, Split, initialise, load_data, train  # noqa: E402
+from deepseal.adapter import Classifier, Dataset, Recipe, Split, initialise, load_data, train  # noqa: E402
 from deepseal.attacks import REMOVAL  # noqa: E402
 from deepseal.errors import InputError  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
@@ -42,12 +45,33 @@ OWNER = Recipe(epochs=15, batch_size=64)
 NAMES = ("deepsigns", "hash-bound", "uchida", "diction", "adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe")
 ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "pruned by 80 %": ("prune", {"sparsity": 0.8}),
+    "pruned by 95 %": ("prune", {"sparsity": 0.95}),
+    "INT8": ("quantise", {"bits": 8}),
+    "float16": ("quantise", {"format": "float16"}),
     "fine-tuned, 20 epochs": ("fine-tune", {"epochs": 20}),
 }
+NOISE = 0.2  # of each weight tensor's standard deviation
+IMAGES = 10_000
+# What recipes are compared with: as each scheme was embedded before, and as its paper does.
+BEFORE: dict[str, dict[str, Any]] = {
+    "uchida": {"margin": 5.0},
+    "diction": {"margin": 4.0, "prune": 0.5, "drift": 0.3},
+    **{name: {"gap": 0.0, "drift": 0.3} for name in ("adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe")},
+}
+PAPER = {name: {"recipe": "paper"} for name in ("hash-bound", "uchida")}
+RECIPES = {"robust": {name: {} for name in NAMES}, "before": BEFORE, "paper": PAPER}
 SETS, KEYS, MODELS, TRIALS = 20, 1500, 20, 2000
 
 
-def trained(data: Any, rng: Rng, labels: torch.Tensor | None = None) -> Classifier:
+@functools.cache
+def owner_data(source: str) -> Dataset:
+    """The data set, of larger ones the first ``IMAGES`` training samples."""
+    data = load_data(source)
+    few = torch.arange(min(IMAGES, len(data.train)))
+    return dataclasses.replace(data, train=data.train.take(few))
+
+
+def trained(data: Dataset, rng: Rng, labels: torch.Tensor | None = None) -> Classifier:
     """The owner's network from fresh weights, on its own labels or on somebody's answers."""
     split = data.train if labels is None else Split(data.train.x, labels)
     model = train(initialise(ARCH, data.spec, rng.child("weights")), split, recipe=OWNER, rng=rng.child("train"))
@@ -55,25 +79,38 @@ def trained(data: Any, rng: Rng, labels: torch.Tensor | None = None) -> Classifi
     return model.copy(metadata={"training": {"recipe": OWNER.as_dict(), "updates": updates, "data": DATA}})
 
 
-def marks_cell(run: Run, name: str, data: Any, base: Classifier, rng: Rng) -> None:
+def marks_cell(run: Run, name: str, data: Dataset, base: Classifier, rng: Rng) -> None:
     """Embed, and read the mark after each attack."""
-    key = SCHEMES.build(name, {}).keygen(base, data.train, owner="Example Ltd", rng=rng.child("key"))
+    scheme = SCHEMES.build(name, run.params["scheme_params"])
+    key = scheme.keygen(base, data.train, owner="Example Ltd", rng=rng.child("key"))
     began = time.process_time()
     rounds = list(embedding_rounds(base, data.train, key, rng=rng.child("embed")))
     marked = rounds[-1]
     run.results.update(rounds=len(rounds), embedding_cpu_seconds=time.process_time() - began)
-    run.results["models"] = {"unmarked": read(base, key, data), "marked": read(marked, key, data)}
+    models = {"unmarked": read(base, key, data), "marked": read(marked, key, data)}
     for title, (attack, params) in ATTACKS.items():
         removed = REMOVAL.build(attack, params).remove(marked, data.train, rng=rng.child("attack", title))
-        run.results["models"][title] = read(removed.model, key, data)
-    thief = SCHEMES.build(name, {}).keygen(marked, data.train, owner="thief", rng=rng.child("thief", "key"))
+        models[title] = read(removed.model, key, data)
+    models["weight noise"] = read(shaken(marked, rng.child("noise")), key, data)
+    thief = scheme.keygen(marked, data.train, owner="thief", rng=rng.child("thief", "key"))
     *_, overwritten = embedding_rounds(marked, data.train, thief, rng=rng.child("thief"))
-    run.results["models"]["overwritten"] = read(overwritten, key, data) | {"thief": verify(overwritten, thief).verdict}
-    student = trained(data, rng.child("student"), marked.predict(data.train.x))
-    run.results["models"]["extracted by labels"] = read(student, key, data)
+    models["overwritten"] = read(overwritten, key, data) | {"thief": verify(overwritten, thief).verdict}
+    if run.params["data"] == "digits":
+        student = trained(data, rng.child("student"), marked.predict(data.train.x))
+        models["extracted by labels"] = read(student, key, data)
+    run.results["models"] = models
 
 
-def read(model: Classifier, key: Key, data: Any) -> dict[str, Any]:
+def shaken(model: Classifier, rng: Rng) -> Classifier:
+    """A copy with Gaussian noise of ``NOISE`` standard deviations on every tensor of weights."""
+    result, generator = model.copy(), rng.torch()
+    with torch.no_grad():
+        for weight in result.module.parameters():
+            weight.add_(NOISE * weight.std() * torch.randn(weight.shape, generator=generator))
+    return result
+
+
+def read(model: Classifier, key: Key, data: Dataset) -> dict[str, Any]:
     """What the key reads, and how good the model is."""
     result = verify(model, key, max_false_positive=RATE)
     return {
@@ -82,9 +119,20 @@ def read(model: Classifier, key: Key, data: Any) -> dict[str, Any]:
         "bit_errors": result.bit_errors,
         "threshold": result.threshold,
         "p_value": result.p_value,
+        **{f"margin_{part}": getattr(result, f"margin_{part}") for part in ("lowest", "5_percent", "median")},
         "published_accepts": None if result.published is None else result.published.accepts,
         "accuracy": model.accuracy(data.test).as_dict(),
     }
+
+
+def strangers_of(name: str, suspect: Classifier, key: Key) -> np.ndarray:
+    """``strangers``; those of DICTION share the extractor, so what it reads is worked out once."""
+    if name != "diction":
+        return strangers(suspect, key, KEYS)
+    read = extract(suspect, key)
+    seen, usable = read.bits[read.usable], read.usable
+    wrong = [int((seen != other.message()[usable]).sum()) for other in key.strangers(KEYS)]
+    return np.stack([wrong, np.full(KEYS, len(seen))], axis=1)
 
 
 @functools.cache
@@ -122,7 +170,7 @@ def forgery(model: Classifier, key: Key) -> dict[str, Any]:
     }
 
 
-def integrity_cell(run: Run, name: str, data: Any, base: Classifier, rng: Rng) -> None:
+def integrity_cell(run: Run, name: str, data: Dataset, base: Classifier, rng: Rng) -> None:
     """Rejections of strangers' keys at stated levels, and innocent models."""
     others = innocent_models()
     given = {"independent": others[:4]} if name == "deepsigns-blackbox" else {}
@@ -133,7 +181,7 @@ def integrity_cell(run: Run, name: str, data: Any, base: Classifier, rng: Rng) -
         scheme = SCHEMES.build(name, {})
         key = scheme.keygen(base, data.train, owner="Example Ltd", rng=rng.child("set", index), **given)
         suspect = innocents[index % len(innocents)]
-        wrong, bits = strangers(suspect, key, KEYS).T
+        wrong, bits = strangers_of(name, suspect, key).T
         # Calibration raises the chance of each key by itself; what it starts from is what must be exact.
         chance = 0.1 if given else float(extract(suspect, key).chance[0])
         values.append(stats.binom.cdf(wrong, bits, 1.0 - chance))
@@ -192,20 +240,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schemes", default=",".join(NAMES))
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--data", default=DATA, help="marks: digits, or mnist, of which 10,000 images are trained on")
+    parser.add_argument("--recipes", default="robust", help="marks: robust, before, paper")
     parser.add_argument("--only", default="marks,integrity")
     parser.add_argument("--summary", action="store_true", help="only rewrite the summary from the records")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     RECORDS.mkdir(parents=True, exist_ok=True)
-    data = load_data(DATA)
     for cell in options.only.split(",") if not options.summary else ():
+        source = options.data if cell == "marks" else DATA
+        recipes = options.recipes.split(",") if cell == "marks" else ["robust"]
+        data = owner_data(source)
         for seed in map(int, options.seeds.split(",") if cell == "marks" else "0"):
             base = trained(data, Rng(seed).child("baselines", "base"))
-            for name in options.schemes.split(","):
-                scheme = SCHEMES.build(name, {}).as_dict()
-                params = {"cell": cell, "scheme": name, "scheme_params": scheme, "arch": ARCH, "data": DATA}
-                params |= {"owner": OWNER.as_dict(), "max_false_positive": RATE, "code": code()}
-                path = RECORDS / f"{name}-{cell}-seed{seed}.json"
+            for recipe, name in itertools.product(recipes, options.schemes.split(",")):
+                if name not in RECIPES[recipe]:
+                    continue
+                scheme = SCHEMES.build(name, RECIPES[recipe][name]).as_dict()
+                params = {"cell": cell, "scheme": name, "scheme_params": scheme, "arch": ARCH, "data": source}
+                params |= {"recipe": recipe, "owner": OWNER.as_dict(), "max_false_positive": RATE, "code": code()}
+                path = RECORDS / f"{name}-{cell}{_suffix(source, recipe)}-seed{seed}.json"
                 if is_done(path, params):
                     continue
                 run = Run("benchmark.watermark-baselines", seed=seed, params=params)
@@ -213,6 +267,10 @@ def main() -> None:
                 run.record().write(path, force=True)
                 print(path.stem, flush=True)
     (RECORDS / "README.md").write_text(summary([read_record(path) for path in sorted(RECORDS.glob("*.json"))]))
+
+
+def _suffix(source: str, recipe: str) -> str:
+    return "".join(f"-{part}" for part, usual in ((source, DATA), (recipe, "robust")) if part != usual)
 
 
 def summary(records: list[Record]) -> str:
