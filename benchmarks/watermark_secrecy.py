@@ -30,7 +30,7 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 from watermark_baselines import ARCH, DATA, NAMES, OWNER, code, is_done, trained  # noqa: E402
 
-from deepseal.adapter import Classifier, Dataset, Recipe, Split, load_data, train  # noqa: E402
+from deepseal.adapter import Classifier, Dataset, Recipe, Split, checkpoint, load, load_data, train  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
 from deepseal.rng import Rng, expand  # noqa: E402
 from deepseal.statistics import rate  # noqa: E402
@@ -106,7 +106,10 @@ def public_inputs(name: str, key: Key, data: Dataset) -> dict[str, torch.Tensor]
 def one(name: str, index: int, data: Dataset, marked: bool) -> dict[str, NDArray[Any]]:
     """A model's features; of a marked one also the wrong and readable bits with the triggers, and without."""
     own = Rng(0).child("secrecy", "marked" if marked else "unmarked", index)
-    base = trained(data, own)
+    path = KEPT / f"base-{'marked' if marked else 'unmarked'}-{index}-{CODE}.safetensors"
+    if not path.exists():
+        checkpoint.save(trained(data, own), path)
+    base = load(path)
     scheme = SCHEMES.build(name, {"models": 0} if name == "deepsigns-blackbox" else {})
     key = scheme.keygen(base, data.train, owner="Example Ltd", rng=own.child(name))
     if not marked:
