@@ -273,28 +273,41 @@ def _suffix(source: str, recipe: str) -> str:
     return "".join(f"-{part}" for part, usual in ((source, DATA), (recipe, "robust")) if part != usual)
 
 
+def recipe_of(record: Record) -> str:
+    """How the mark was embedded; records that do not say are older than the robust recipe of most schemes."""
+    usual = "before" if record.params["scheme"] in BEFORE else "robust"
+    return str(record.params.get("recipe", usual))
+
+
 def summary(records: list[Record]) -> str:
-    """Markdown: wrong bits of every seed after every attack, and the rejections."""
+    """Markdown: wrong bits and margins of every seed after every attack, and the rejections."""
     own = [record for record in records if record.params["cell"] == "marks"]
-    titles = ["unmarked", "marked", *ATTACKS, "overwritten", "extracted by labels"]
-    lines = ["# All schemes on the digits", ""]
-    lines += [f"Made by `python benchmarks/watermark_baselines.py` from these records: 8x8 digits, MLP, rate {RATE:g}."]
-    lines += ["A cell lists every seed: wrong of readable bits, **bold** where `owned`. One test image is 0.28 points."]
-    lines += [""]
-    lines += ["| scheme | " + " | ".join(titles) + " | accuracy, points | CPU s |", "|---" * (len(titles) + 3) + "|"]
-    for name in NAMES:
-        mine = sorted((r for r in own if r.params["scheme"] == name), key=lambda r: r.seed or 0)
-        if not mine:
-            continue
-        row = ["; ".join(_shown(record.results["models"][title]) for record in mine) for title in titles]
-        change = [
-            100 * (m["marked"]["accuracy"]["value"] - m["unmarked"]["accuracy"]["value"])
-            for m in (record.results["models"] for record in mine)
-        ]
-        seconds = np.mean([record.results["embedding_cpu_seconds"] for record in mine])
-        lines.append(
-            f"| {name} | " + " | ".join(row) + f" | {'; '.join(f'{c:+.1f}' for c in change)} | {seconds:.0f} |"
-        )
+    titles = ["unmarked", "marked", *ATTACKS, "weight noise", "overwritten", "extracted by labels"]
+    lines = ["# All schemes on small networks", ""]
+    lines += [f"Made by `python benchmarks/watermark_baselines.py` from these records: MLP, rate {RATE:g}."]
+    lines += ["A cell lists every seed: wrong of readable bits, **bold** where `owned`, and the median and the lowest"]
+    lines += ["5 % of the margins (docs/watermarking.md) where they were measured. `robust` is the default recipe,"]
+    lines += ["`before` the default before it, `paper` the paper's. The thief overwrites with the same recipe."]
+    for source in sorted({record.params["data"] for record in own}):
+        size = "one test image is 0.28 points" if source == "digits" else f"{IMAGES:,} training images"
+        lines += ["", f"## {source} ({size})", ""]
+        lines += ["| scheme | recipe | " + " | ".join(titles) + " | accuracy, points | CPU s |"]
+        lines += ["|---" * (len(titles) + 4) + "|"]
+        for name, recipe in itertools.product(NAMES, RECIPES):
+            mine = [r for r in own if (r.params["scheme"], r.params["data"], recipe_of(r)) == (name, source, recipe)]
+            mine = sorted(mine, key=lambda record: record.seed or 0)
+            if not mine:
+                continue
+            cells = [[_shown(record.results["models"].get(title)) for record in mine] for title in titles]
+            row = ["; ".join(cell) if any(cell) else "" for cell in cells]
+            change = [
+                100 * (m["marked"]["accuracy"]["value"] - m["unmarked"]["accuracy"]["value"])
+                for m in (record.results["models"] for record in mine)
+            ]
+            seconds = np.mean([record.results["embedding_cpu_seconds"] for record in mine])
+            shown = "; ".join(f"{c:+.1f}" for c in change)
+            lines.append(f"| {name} | {recipe} | " + " | ".join(row) + f" | {shown} | {seconds:.0f} |")
+    lines += ["", "## Integrity"]
     title = "Strangers' keys on unmarked models, and pairs of a key and a model that knows nothing of it"
     lines += [
         "",
@@ -315,12 +328,26 @@ def summary(records: list[Record]) -> str:
         "",
         "`zhang` and `ewe` reject less than their bound: innocents answer the source class, which no label is.",
     ]
+    for record in (r for r in records if "forged" in r.results):
+        found = record.results["forged"]
+        share, (low, high) = found["wrong_bits"], found["fewest_wrong_by_chance_99"]
+        lines += [
+            "",
+            f"A forger of a `{record.params['scheme']}` key who climbs towards a secret, {found['trials']:,} trials:"
+            f" {100 * share['value']:.2f} % wrong bits ({100 * share['low']:.2f} to {100 * share['high']:.2f}),"
+            f" {found['fewest_wrong']} in the best ({low:.0f} to {high:.0f} by chance), {found['verdict']}.",
+        ]
     return "\n".join([*lines, ""])
 
 
-def _shown(reading: dict[str, Any]) -> str:
+def _shown(reading: dict[str, Any] | None) -> str:
+    if reading is None:
+        return ""
     text = f"{reading['bit_errors']}/{reading['bits']}"
-    return f"**{text}**" if reading["verdict"] == "owned" else text
+    text = f"**{text}**" if reading["verdict"] == "owned" else text
+    if "margin_median" not in reading:
+        return text
+    return f"{text} ({reading['margin_median']:.1f}, {reading['margin_5_percent']:.1f})"
 
 
 if __name__ == "__main__":
