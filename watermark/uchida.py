@@ -31,7 +31,7 @@ class Uchida(WeightScheme):
     bits: int = parameter(128, "length of the message (the paper: 256)", minimum=1, maximum=100_000)
     # All that a second mark has to move is the mean of a layer, which costs the network nothing; so ours is far out.
     margin: float = parameter(
-        20.0, "score of each bit, in standard deviations of the original's (robust)", minimum=0.0, maximum=1000.0
+        40.0, "score of each bit, in standard deviations of the original's (robust)", minimum=0.0, maximum=1000.0
     )
 
     def width(self, shape: tuple[int, ...]) -> int:
