@@ -30,14 +30,15 @@ from deepseal.watermark.zhang import Zhang
 
 NAMES = ("adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe")
 SECRET = bytes(range(32))
+QUICK = {"steps": 400, "drift": 0.3}
 
 
 @pytest.fixture(scope="module")
 def marks(base, digits):
-    """Key and marked model of each scheme, marked more briefly than by default."""
+    """Key and marked model of each scheme, marked more briefly and through less noise than by default."""
     made = {}
     for name in NAMES:
-        key = SCHEMES.build(name, {"steps": 400}).keygen(base, digits.train, owner="Example Ltd", rng=Rng(0))
+        key = SCHEMES.build(name, QUICK).keygen(base, digits.train, owner="Example Ltd", rng=Rng(0))
         made[name] = key, embed(base, digits.train, key, rng=Rng(1))
     return made
 
@@ -61,7 +62,7 @@ class TestEveryOne:
         assert result.published.accepts
         assert result.message == ("Example Ltd" if name == "le-merrer" else None)
         # 1,200 training images beside 256 triggers; on 10,000 of MNIST none of the points is lost (benchmarks)
-        assert marked.accuracy(digits.test).value >= base.accuracy(digits.test).value - 0.08
+        assert marked.accuracy(digits.test).value >= base.accuracy(digits.test).value - 0.06
 
     @pytest.mark.parametrize("output", ["labels", "probabilities", "logits"])
     def test_answers_are_all_it_needs(self, name, marks, output):
