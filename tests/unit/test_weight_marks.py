@@ -40,7 +40,7 @@ class TestBoth:
     def test_marks_every_bit_and_keeps_accuracy(self, name, marks, base, digits):
         key, marked = marks[name]
         result = verify(marked, key, max_false_positive=1e-9)
-        assert (result.verdict, result.bits, result.bit_errors, result.message) == ("owned", 256, 0, "Example Ltd")
+        assert (result.verdict, result.bits, result.bit_errors, result.message) == ("owned", key.bits, 0, "Example Ltd")
         assert result.published.accepts
         assert marked.accuracy(digits.test).value >= base.accuracy(digits.test).value - 0.01
 
@@ -48,17 +48,17 @@ class TestBoth:
         key, _ = marks[name]
         results = [verify(trained(digits, 200 + index, epochs=3), key) for index in range(8)]
         assert [result.verdict for result in results] == ["not-owned"] * 8
-        assert stats.binomtest(sum(result.bit_errors for result in results), 8 * 256, 0.5).pvalue > 1e-4
+        assert stats.binomtest(sum(result.bit_errors for result in results), 8 * key.bits, 0.5).pvalue > 1e-4
         assert not any(result.published.accepts for result in results)
 
     def test_fresh_keys_are_at_chance_on_the_marked_model(self, name, marks):
-        """Forging by search: nobody chooses message or projection, so every trial is 256 coins."""
+        """Forging by search: nobody chooses message or projection, so every trial is fresh coins."""
         key, marked = marks[name]
         errors = strangers(marked, key, 1000)[:, 0]
         low, high = stats.chi2.interval(0.999, 999)
-        assert abs(errors.mean() - 128) < 4 * 8 / np.sqrt(1000)
-        assert low / 999 < errors.var(ddof=1) / 64 < high / 999
-        assert stats.binom.cdf(errors.min(), 256, 0.5) > 1e-7
+        assert abs(errors.mean() - key.bits / 2) < 4 * np.sqrt(key.bits / 4 / 1000)
+        assert low / 999 < errors.var(ddof=1) / (key.bits / 4) < high / 999
+        assert stats.binom.cdf(errors.min(), key.bits, 0.5) > 1e-7
 
     def test_a_forger_cannot_choose_the_rest_of_the_key_either(self, name, marks, base):
         """With a secret of their own, whoever has read the model can vary text, parameters and layer: all coins."""
@@ -69,7 +69,7 @@ class TestBoth:
             forged = dataclasses.replace(key, secret=bytes(32), **changed)
             read = extract(marked, forged)
             rates.append((read.bits != forged.message()).mean())
-        assert abs(np.mean(rates) - 0.5) < 4 * 0.5 / np.sqrt(100 * 256)
+        assert abs(np.mean(rates) - 0.5) < 4 * 0.5 / np.sqrt(100 * key.bits)
 
     def test_survives_rounding_to_bfloat16(self, name, marks):
         key, marked = marks[name]
