@@ -185,6 +185,11 @@ class Training:
     def __len__(self) -> int:
         return self._total
 
+    @property
+    def recipe(self) -> Recipe:
+        """How it trains."""
+        return self._recipe
+
     def step(self) -> float:
         """One update; the value of the loss."""
         index = self._workers.share(next(self._batches))

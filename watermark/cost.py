@@ -30,6 +30,8 @@ class Cost:
         """Embedding time over the owner's training time."""
         if not self.owner_updates:
             return None
+        if not self.updates:
+            return 0.0
         return self.updates * self.seconds_per_update / (self.owner_updates * self.seconds_per_training_update)
 
     def times(self, rounds: int) -> Cost:

@@ -1,4 +1,4 @@
-"""``deepseal watermark keygen | embed | verify | inspect``."""
+"""``deepseal watermark keygen | embed | verify | inspect | compare``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deepseal.apps.cli import compare as compare_
 from deepseal.apps.cli import remote as remote_
 from deepseal.apps.cli.common import (
     PASSPHRASE,
@@ -294,3 +295,6 @@ def _open(path: Path, passphrase_file: Path | None) -> tuple[Key, str | None]:
 
     secret = passphrase(passphrase_file) if is_encrypted(path) else None
     return load_key(path, passphrase=secret), secret
+
+
+app.command()(compare_.compare)

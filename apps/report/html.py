@@ -10,19 +10,23 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from deepseal.apps.report import plots, story, words
+from deepseal.apps.report import comparison, plots, story, words
 from deepseal.record import Record
 
 _PAGE = "page.html.j2"
+_COMPARISON = "comparison.html.j2"
 
 
 def render(records: Sequence[Record], *, title: str = "Model ownership report") -> str:
-    """The records as one HTML file.
+    """The records as one HTML file; a comparison alone has a page of its own.
 
     Args:
         records: in the order of their numbers on the page; an empty list gives a page that says so.
         title: heading and title of the page.
     """
+    if len(records) == 1 and comparison.is_comparison(records[0]):
+        page = _environment().get_template(_COMPARISON)
+        return page.render(title=words.clean(title, 200), **comparison.view(records[0]))
     rows = story.rows(records)
     numbers = {id(record): number for number, record in enumerate(records, start=1)}
     headline, remarks = story.headline(records, rows)

@@ -216,7 +216,7 @@ def _bits_plot(name: str, axis: _Axis, samples: Sequence[_Sample]) -> Plot | Non
         _level("chance", "chance", chances, axis, top, lambda value: f"{value:,g}"),
         _level("threshold", f"allowed at {rate}", thresholds, axis, top, lambda value: f"{value:,g}"),
     ]
-    ticks = [(tick, f"{tick:,g}") for tick in _nice(0.0, top)]
+    ticks = [(tick, f"{tick:,g}") for tick in nice(0.0, top)]
     return _plot(f"Wrong bits after {name}", axis, top, ticks, known, levels)
 
 
@@ -309,11 +309,11 @@ def _axis(name: str, samples: Sequence[_Sample], numeric: bool) -> _Axis:
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-3):
         return _Axis(name, labels, True, False, low - 1.0, low + 1.0, ((low, f"{low:g}"),))
     pad = 0.08 * (high - low)
-    ticks = [(tick, f"{tick:g}") for tick in _nice(low - pad, high + pad)]
+    ticks = [(tick, f"{tick:g}") for tick in nice(low - pad, high + pad)]
     return _Axis(name, labels, True, False, low - pad, high + pad, tuple(ticks))
 
 
-def _nice(low: float, high: float) -> list[float]:
+def nice(low: float, high: float) -> list[float]:
     """About five round numbers in a range."""
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(factor * power for factor in (1, 2, 5, 10) if (high - low) / (factor * power) <= 6)

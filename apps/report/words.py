@@ -263,6 +263,9 @@ def sentence(record: Record, probability: Probability = probability) -> str:
         return f"trained {text(params.get('arch'))} on {text(params.get('data'))}: accuracy {accuracy(results)}"
     if record.kind == "model.evaluate":
         return f"accuracy {accuracy(results)}"
+    if record.kind == "watermark.compare":
+        pairs = results.get("pairs")
+        return f"compared on {count(len(pairs) if isinstance(pairs, list) else None)} data set and network pairs"
     return f"{clean(record.kind, 60)}: done"
 
 

@@ -97,3 +97,61 @@ def rate(count: int, n: int, confidence: float = 0.95) -> Rate:
     low = 0.0 if count == 0 else float(special.betaincinv(count, n - count + 1, tail))
     high = 1.0 if count == n else float(special.betaincinv(count + 1, n - count, 1.0 - tail))
     return Rate(count, n, low, high, confidence)
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A mean with its two-sided interval; without one (None) where a single value says nothing of the spread."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    confidence: float
+    method: str
+
+    def as_dict(self) -> dict[str, float | int | str | None]:
+        """Plain values for a record."""
+        return dataclasses.asdict(self)
+
+
+def student(values: ArrayLike, confidence: float = 0.95) -> Interval:
+    """Mean of independent measurements with Student's (1908) interval; it rests on their being about normal.
+
+    No interval where all values are equal, for they then say nothing of the spread.
+
+    Raises:
+        ValueError: no values.
+    """
+    known = np.asarray(values, dtype=np.float64)
+    if known.size == 0:
+        raise ValueError("expected at least one value; found none")
+    mean = float(known.mean())
+    if known.size == 1 or bool((known == known[0]).all()):
+        return Interval(mean, None, None, int(known.size), confidence, "no spread" if known.size > 1 else "one value")
+    reach = float(special.stdtrit(known.size - 1, 0.5 + confidence / 2.0) * known.std(ddof=1) / np.sqrt(known.size))
+    return Interval(mean, mean - reach, mean + reach, int(known.size), confidence, "Student")
+
+
+def paired_change(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Interval:
+    """Change of the share of right answers when two models answer the same questions.
+
+    The interval is Wald's after half a question was added to each of the four combinations of right and wrong (A.
+    Agresti, Y. Min, "Simple improved confidence intervals for comparing matched proportions", 2005).
+
+    Args:
+        before: (n,) whether the first model is right.
+        after: (n,) the same of the second.
+        confidence: of the interval.
+
+    Raises:
+        ValueError: no questions, or two different numbers of them.
+    """
+    first, second = np.asarray(before, dtype=bool), np.asarray(after, dtype=bool)
+    if first.shape != second.shape or first.size == 0:
+        raise ValueError(f"expected two equal, non-empty rows; found {first.shape} and {second.shape}")
+    n, gained, lost = first.size, int((second & ~first).sum()), int((first & ~second).sum())
+    difference = (gained - lost) / (n + 2)
+    deviation = np.sqrt((gained + lost + 1) - (gained - lost) ** 2 / (n + 2)) / (n + 2)
+    reach = float(special.ndtri(0.5 + confidence / 2.0) * deviation)
+    return Interval((gained - lost) / n, difference - reach, difference + reach, n, confidence, "Agresti-Min")
