@@ -28,7 +28,7 @@ def compare(
     keys: Annotated[int, typer.Option("--keys", help="Strangers' keys a mark, for the null.", min=0)] = 1000,
     sizes: Annotated[
         str, typer.Option("--sizes", help="Capacity: factors of each scheme's size; or none.")
-    ] = "0.25,4,16",
+    ] = "0.25,2,8",
     epochs: Annotated[int, typer.Option("--epochs", help="Passes of the owner's training.", min=1)] = 10,
     limit: Annotated[int | None, typer.Option("--limit", help="Most training samples used.", min=100)] = None,
     false_positive: Annotated[float, typer.Option("--false-positive", help="Rate of every verdict.")] = 1e-6,

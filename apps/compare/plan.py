@@ -103,7 +103,7 @@ class Plan:
     payloads: int = 1
     nets: int = 6
     keys: int = 1000
-    sizes: tuple[float, ...] = (0.25, 4.0, 16.0)
+    sizes: tuple[float, ...] = (0.25, 2.0, 8.0)
     epochs: int = 10
     limit: int | None = None
     false_positive: float = 1e-6
@@ -118,12 +118,12 @@ class Plan:
             if len(set(values)) < len(values):
                 raise InputError(f"each {what} once", found=str(list(values)), do="name it once")
         if any(factor <= 0 for factor in self.sizes):
-            raise InputError("sizes above 0", found=str(list(self.sizes)), do="use for instance 0.25,4,16")
+            raise InputError("sizes above 0", found=str(list(self.sizes)), do="use for instance 0.25,2,8")
 
     @property
     def recipe(self) -> Recipe:
         """How the owner trains."""
-        return Recipe(epochs=self.epochs, batch_size=64 if self.limit and self.limit < 5000 else 128)
+        return Recipe(epochs=self.epochs)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -143,6 +143,8 @@ def parse_schemes(text: str, params: Sequence[str]) -> tuple[tuple[str, Settings
         InputError: parameters that it does not have, or of a scheme that is not compared.
     """
     names = SCHEMES.names() if text == "all" else _words(text, "scheme")
+    for name in names:
+        SCHEMES.get(name)
     stated: dict[str, dict[str, str]] = {name: {} for name in names}
     for full, value in pairs(params).items():
         scheme, dot, name = full.partition(".")
@@ -181,7 +183,7 @@ def parse_sizes(text: str) -> tuple[float, ...]:
     try:
         return () if text == "none" else tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise InputError("sizes as numbers with commas", found=repr(text), do="use for instance 0.25,4,16") from error
+        raise InputError("sizes as numbers with commas", found=repr(text), do="use for instance 0.25,2,8") from error
 
 
 def size_parameter(scheme: Scheme) -> str | None:

@@ -18,7 +18,7 @@ def digest(*roots: str) -> str:
     """SHA-256, shortened, over the modules and what of ``deepseal`` they import, directly or not.
 
     So a cell is made again when code that it rests on has changed, and only then: another scheme, or another line in a
-    registry, changes nothing.
+    registry, changes nothing. Of ``deepseal.apps`` only the roots themselves count, for the rest of it lists and shows.
     """
     found = {name for root in roots for name in _reached(root)}
     total = hashlib.sha256()
@@ -34,8 +34,13 @@ def _reached(root: str) -> frozenset[str]:
         name = waiting.pop()
         if name not in found and _path(name) is not None:
             found.add(name)
-            waiting += [other for other in _imports(name) if other.split(".")[0] == "deepseal"]
+            waiting += [other for other in _imports(name) if _counts(other)]
     return frozenset(found)
+
+
+def _counts(name: str) -> bool:
+    parts = name.split(".")
+    return parts[0] == "deepseal" and parts[1:2] != ["apps"]
 
 
 @functools.cache

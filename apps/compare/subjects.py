@@ -26,7 +26,7 @@ from deepseal.record import Run
 from deepseal.rng import Rng
 from deepseal.watermark import SCHEMES, Key, Scheme
 
-_SHARED = ("deepseal.apps.compare.subjects", "deepseal.apps.compare.measure")
+_SHARED = tuple(f"deepseal.apps.compare.{name}" for name in ("subjects", "measure", "properties"))
 
 
 class Bench:

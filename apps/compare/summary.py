@@ -187,7 +187,15 @@ def _efficiency(marks: Found) -> dict[str, Any]:
         known = [(job, r) for job, r in marks if r.results["cost"][name] is not None]
         return over_nets(known, lambda r: r["cost"][name], least=0.0)
 
-    names = ("embedding_seconds", "share_of_training", "keygen_seconds", "verify_seconds", "queries", "updates")
+    names = (
+        "embedding_seconds",
+        "embedding_cpu_seconds",
+        "share_of_training",
+        "keygen_seconds",
+        "verify_seconds",
+        "queries",
+        "updates",
+    )
     return {**{name: cost(name) for name in names}, "rounds": [r.results["cost"]["rounds"] for _, r in marks]}
 
 
