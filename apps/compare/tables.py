@@ -74,7 +74,7 @@ def tables(pair: Mapping[str, Any]) -> Iterator[Table]:
         yield Table(
             "integrity",
             "Integrity",
-            "Strangers' keys that reach a level on nets that know no key, and in brackets the 99 % interval of their"
+            "Strangers' keys that reach a level on nets that know no key, and beside it the 99 % interval of their"
             " number at the level that a discrete p-value attains; below it, the rule is stricter than it says.",
             ["scheme", "keys", *(f"at {level}" for level in levels), "innocent nets owned"],
             [_integrity(scheme, levels) for scheme in schemes if scheme["integrity"]],
@@ -93,7 +93,7 @@ def tables(pair: Mapping[str, Any]) -> Iterator[Table]:
         yield Table(
             "capacity",
             "Capacity",
-            "",
+            "The default size, a fraction of it and multiples, until the scheme refuses.",
             ["scheme", "bits", "n", "owned", "wrong, %", "change, points", "refused"],
             [_capacity(scheme, row) for scheme in schemes for row in scheme["capacity"]],
         )

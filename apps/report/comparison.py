@@ -9,6 +9,7 @@ from typing import Any
 from deepseal.apps.compare import tables
 from deepseal.apps.report import words
 from deepseal.apps.report.plots import nice
+from deepseal.errors import understood
 from deepseal.record import Record
 
 KIND = "watermark.compare"
@@ -52,7 +53,7 @@ class Square:
 
 def is_comparison(record: Record) -> bool:
     """Whether a record is that of a finished comparison."""
-    return record.kind == KIND and record.status == "ok"
+    return record.kind == KIND and record.status == "ok" and isinstance(record.results.get("pairs"), list)
 
 
 def brief(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +63,16 @@ def brief(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def view(record: Record) -> dict[str, Any]:
-    """What the page's template shows."""
+    """What the page's template shows.
+
+    Raises:
+        InputError: a record that lacks what a comparison's has.
+    """
+    with understood("a complete record of a comparison", "make the record again"):
+        return _view(record)
+
+
+def _view(record: Record) -> dict[str, Any]:
     results = record.results
     return {
         "record": record,
@@ -137,7 +147,11 @@ def dots(schemes: Sequence[Mapping[str, Any]]) -> Dots | None:
                 says=f"{scheme['scheme']}: {tables.between(change, '{:+.2f}')} points on {change['n']} nets",
             )
         )
-    return Dots(TOP + ROW * len(rows), place(0.0), tuple((place(v), f"{v:+g}") for v in nice(low, high)), tuple(rows))
+    return Dots(TOP + ROW * len(rows), place(0.0), tuple((place(v), _signed(v)) for v in nice(low, high)), tuple(rows))
+
+
+def _signed(value: float) -> str:
+    return f"{value:+g}".replace("-", "−") if value else "0"
 
 
 def squares(schemes: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Square]]]:
