@@ -153,13 +153,18 @@ def _first(scheme: Mapping[str, Any]) -> list[str]:
         str(scheme["bits"]),
         share(reliability["owned"]),
         between(reliability["symbol_error_rate"], "{:.1f}", 100),
-        between(fidelity["change_points"], "{:+.2f}"),
-        between(fidelity["change_against_control_points"], "{:+.2f}"),
+        _change(fidelity["change_points"], fidelity["paired"]),
+        _change(fidelity["change_against_control_points"], fidelity["paired_against_control"]),
         between(cost["embedding_cpu_seconds"], "{:.1f}"),
         between(cost["share_of_training"], "{:.0f}", 100),
         between(cost["verify_seconds"], "{:.0f}", 1000),
         f"{cost['queries']['mean']:.0f}" if cost["queries"] else "white box",
     ]
+
+
+def _change(over_nets: Mapping[str, Any] | None, paired: Sequence[Mapping[str, Any]]) -> str:
+    """A change in points with its interval over nets; of a single net, with that over its test samples."""
+    return between(paired[0], "{:+.2f}", 100) if len(paired) == 1 else between(over_nets, "{:+.2f}")
 
 
 def _integrity(scheme: Mapping[str, Any], levels: Sequence[str]) -> list[str]:

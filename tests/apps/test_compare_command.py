@@ -278,17 +278,44 @@ def test_bad_input_is_one_line(change, says, tmp_path, capsys, monkeypatch):
     assert len(err.splitlines()) == 1 and says in err, err
 
 
-def test_what_does_not_fit_is_listed(tmp_path, capsys, monkeypatch):
-    """A network that takes no such image, and a scheme that has not as much room as is asked for."""
+def test_several_networks_and_payloads_and_what_does_not_fit(tmp_path, capsys, monkeypatch):
+    """A network that takes no such image, and a scheme that has not as much room as is asked for, are listed."""
+    archs = (ARCH, "deepseal.adapter.zoo:deepsecure_b3", "torchvision:inception_v3")
     line = (
-        f"watermark compare --data digits --arch {ARCH} --arch torchvision:inception_v3 --schemes uchida,plain"
-        " --seeds 1 --nets 0 --keys 20 --sizes none --attacks none --epochs 1 -p uchida.bits=99999 --json --out compare"
+        f"watermark compare --data digits --arch {' --arch '.join(archs)} --schemes uchida,plain --payloads 2"
+        " --seeds 1 --nets 0 --keys 20 --sizes none --attacks rescale --epochs 1 -p uchida.bits=99999"
+        " --json --out compare"
     )
     code, out, err = run(capsys, monkeypatch, tmp_path, *line.split())
     assert code == 0, err
     results = json.loads(out)["results"]
-    assert [pair["arch"] for pair in results["pairs"]] == [ARCH]
-    assert [scheme["scheme"] for scheme in results["pairs"][0]["schemes"]] == ["plain"]
-    reasons = {row.get("scheme", row["arch"]): row["reason"] for row in results["refused"]}
-    assert set(reasons) == {"torchvision:inception_v3", "uchida"}
-    assert "99999" in reasons["uchida"]
+    assert [pair["arch"] for pair in results["pairs"]] == list(archs[:2])
+    for pair in results["pairs"]:
+        (plain,) = pair["schemes"]
+        assert plain["scheme"] == "plain" and plain["reliability"]["owned"]["count"] == 0
+        assert (plain["nnw"]["M"], plain["nnw"]["D"], plain["nnw"]["nets"]) == (1, 2, 3)
+        assert plain["nnw"]["rows"][1]["false_negative"]["n"] == 2
+        assert plain["fidelity"]["change_points"]["mean"] == 0.0
+    assert [row["scheme"] for row in results["generalisability"]] == ["plain"]
+    assert results["generalisability"][0]["models"] == "2 of 2"
+    reasons = {(row["arch"], row.get("scheme")): row["reason"] for row in results["refused"]}
+    assert set(reasons) == {(archs[2], None), (ARCH, "uchida"), (archs[1], "uchida")}
+    assert "99999" in reasons[ARCH, "uchida"]
+
+
+def test_a_damaged_record_is_refused(folder, tmp_path, capsys, monkeypatch):
+    record = json.loads((folder / "record.json").read_text())
+    del record["results"]["pairs"][0]["schemes"][0]["fidelity"]
+    (tmp_path / "damaged.json").write_text(json.dumps(record))
+    code, out, err = run(capsys, monkeypatch, tmp_path, "report", "html", "damaged.json", "--out", "page.html")
+    assert (code, out) == (2, "")
+    assert "complete record" in err and len(err.splitlines()) == 1
+
+
+def test_a_record_carries_no_markup(folder, tmp_path, capsys, monkeypatch):
+    text = (folder / "record.json").read_text().replace('"prune sparsity=0.7"', '"<b onclick=alert(1)>"')
+    (tmp_path / "foreign.json").write_text(text.replace('"uchida"', '"<script>x</script>"'))
+    code, _, err = run(capsys, monkeypatch, tmp_path, "report", "html", "foreign.json", "--out", "page.html")
+    assert code == 0, err
+    page = (tmp_path / "page.html").read_text()
+    assert "<script" not in page and "<b onclick" not in page and "&lt;script&gt;" in page
