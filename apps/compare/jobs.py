@@ -74,17 +74,13 @@ def _marking(bench: Bench, net: str, scheme: str, payload: int) -> Iterator[Job]
     own, title = bench.mark_identity(net, scheme, payload), f"net {net}, {scheme}"
     title += f", payload {payload}" if bench.plan.payloads > 1 else ""
     effort = embedding_updates(bench.scheme(scheme))
-    arguments = (bench, net, scheme, payload)
+    arguments, needed = (bench, net, scheme, payload), partial(_embedded, bench, own)
     yield _job(bench, "mark", own, f"{title}: embed", effort + 8 * _READING, partial(measure.mark, *arguments))
 
     def beside(run: Run) -> None:
         cell = bench.cells.get("mark", own)
         assert cell is not None  # noqa: S101 - what this job needs
         measure.control(*arguments, cell, run)
-
-    def needed() -> bool:
-        cell = bench.cells.get("mark", own)
-        return cell is not None and cell.results["status"] == "embedded"
 
     yield _job(bench, "control", own, f"{title}: beside a control", effort / _EMBEDDING, beside, needed)
     nets = [*bench.innocent(bench.scheme(scheme), net)]
@@ -115,11 +111,6 @@ def _marking(bench: Bench, net: str, scheme: str, payload: int) -> Iterator[Job]
 def _attacking(bench: Bench, net: str, scheme: str, payload: int, attack: Attack) -> Iterator[Job]:
     own = bench.mark_identity(net, scheme, payload)
     effort = attack_updates(bench, attack, scheme)
-
-    def needed() -> bool:
-        cell = bench.cells.get("mark", own)
-        return cell is not None and cell.results["status"] == "embedded"
-
     for marked in (False, True):
         identity = {**bench.attack_identity(own, attack, scheme), "marked": marked}
         shared = (not marked and attack.name != "overwrite" and (scheme, payload) != marks(bench)[0]) or (
@@ -133,9 +124,14 @@ def _attacking(bench: Bench, net: str, scheme: str, payload: int, attack: Attack
             f"net {net}, {which}{scheme}: {attack.title}",
             _READING + (0 if shared else effort),
             partial(measure.attacked, bench, net, scheme, payload, attack, marked),
-            needed,
+            partial(_embedded, bench, own),
             attack.title,
         )
+
+
+def _embedded(bench: Bench, marked: Identity) -> bool:
+    cell = bench.cells.get("mark", marked)
+    return cell is not None and cell.results["status"] == "embedded"
 
 
 def embedding_updates(scheme: Scheme) -> float:

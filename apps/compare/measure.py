@@ -49,8 +49,8 @@ def mark(bench: Bench, net: str, scheme: str, payload: int, run: Run) -> None:
         bits=key.bits,
         triggers=key.triggers,
         zero_bit=key.zero_bit,
-        accuracy=marked.accuracy(bench.data.test).as_dict(),
-        accuracy_unmarked=base.accuracy(bench.data.test).as_dict(),
+        accuracy=bench.accuracy(marked),
+        accuracy_unmarked=bench.accuracy(base),
         change=paired_change(bench.right(base), bench.right(marked)).as_dict(),
         reading=read(bench, marked, key),
         reading_unmarked=read(bench, base, key),
@@ -82,7 +82,7 @@ def control(bench: Bench, net: str, scheme: str, payload: int, marked_cell: Reco
     base = bench.net(net)
     run.fingerprints.update(control=other.fingerprint(), marked=marked.fingerprint())
     run.results.update(
-        accuracy=other.accuracy(bench.data.test).as_dict(),
+        accuracy=bench.accuracy(other),
         change=paired_change(bench.right(other), bench.right(marked)).as_dict(),
         properties={
             name: describe(model, bench.data.calibration)
@@ -160,7 +160,7 @@ def attacked(bench: Bench, net: str, scheme: str, payload: int, attack: Attack, 
         status="attacked",
         attack_seconds=time.perf_counter() - wall,
         relative_weight_change=removed.evidence["relative_weight_change"],
-        accuracy=removed.model.accuracy(bench.data.test).as_dict(),
+        accuracy=bench.accuracy(removed.model),
         change=paired_change(bench.right(model), bench.right(removed.model)).as_dict(),
     )
     with _refusals(run, "unreadable"):

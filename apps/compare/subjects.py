@@ -24,9 +24,12 @@ from deepseal.attacks.base import Removed
 from deepseal.errors import InputError
 from deepseal.record import Run
 from deepseal.rng import Rng
+from deepseal.statistics import rate
 from deepseal.watermark import SCHEMES, Key, Scheme
 
 _SHARED = tuple(f"deepseal.apps.compare.{name}" for name in ("subjects", "measure", "properties"))
+
+_KEPT = 16
 
 
 class Bench:
@@ -48,6 +51,7 @@ class Bench:
         self.parameters = sum(p.numel() for p in built.module.parameters())
         self._attacked: dict[tuple[str, str], Removed] = {}
         self._around: tuple[str, str] | None = None
+        self._right: dict[str, NDArray[np.bool_]] = {}
 
     @functools.cached_property
     def about(self) -> dict[str, Any]:
@@ -84,15 +88,16 @@ class Bench:
         seconds = {"training_seconds": time.perf_counter() - wall, "training_cpu_seconds": time.process_time() - cpu}
         model = self.net(name)
         run.fingerprints.update(model=model.fingerprint(), **self.prints)
-        run.results.update(accuracy=model.accuracy(self.data.test).as_dict(), **seconds)
+        run.results.update(accuracy=self.accuracy(model), **seconds)
 
     def scheme(self, name: str) -> Scheme:
         """A scheme of the plan."""
         return SCHEMES.build(name, dict(self.plan.schemes)[name])
 
     def independent(self, scheme: Scheme) -> list[str]:
-        """The unmarked nets that a scheme is given for its keys, instead of training its own."""
-        return self.other_nets()[: asks_for(scheme)]
+        """The unmarked nets that a scheme is given for its keys, instead of training its own; none if too few."""
+        asked, nets = asks_for(scheme), self.other_nets()
+        return nets[:asked] if len(nets) >= asked else []
 
     def innocent(self, scheme: Scheme, net: str) -> list[str]:
         """The nets that know nothing of a key made on ``net``, nor it of them; the net itself where there is none."""
@@ -183,9 +188,18 @@ class Bench:
         return self._attacked[place]
 
     def right(self, model: Classifier) -> NDArray[np.bool_]:
-        """Which of the test samples a model gets right."""
-        right: NDArray[np.bool_] = (model.predict(self.data.test.x) == self.data.test.y).numpy()
-        return right
+        """Which of the test samples a model gets right; kept for the last few models."""
+        place = model.fingerprint()
+        if place not in self._right:
+            while len(self._right) >= _KEPT:
+                self._right.pop(next(iter(self._right)))
+            self._right[place] = (model.predict(self.data.test.x) == self.data.test.y).numpy()
+        return self._right[place]
+
+    def accuracy(self, model: Classifier) -> dict[str, Any]:
+        """Share of the test samples that a model gets right, with its interval."""
+        right = self.right(model)
+        return rate(int(right.sum()), len(right)).as_dict()
 
     def _trained(self, name: str) -> Classifier:
         recipe, rng = self.plan.recipe, self.rng("net", name)
