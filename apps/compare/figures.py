@@ -90,3 +90,14 @@ def shares(cells: Found, holds: Callable[[Mapping[str, Any]], bool]) -> dict[str
 def points(results: Mapping[str, Any]) -> float:
     """Change of accuracy in percentage points."""
     return 100.0 * float(results["change"]["mean"])
+
+
+def costs_of(marks: Found) -> dict[str, Any]:
+    """What marks cost, over nets; None where it is unknown, such as the queries of a white-box mark."""
+    names = ("embedding_seconds", "embedding_cpu_seconds", "share_of_training", "keygen_seconds", "verify_seconds")
+    return {name: _cost(marks, name) for name in (*names, "queries", "updates", "rounds")}
+
+
+def _cost(marks: Found, name: str) -> dict[str, Any] | None:
+    known = [(job, record) for job, record in marks if record.results["cost"][name] is not None]
+    return over_nets(known, lambda results: results["cost"][name], least=0.0)

@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deepseal.apps.compare.figures import Found, by_attack, is_owned, of_kind, over_nets, points, shares, symbol_errors
+from deepseal.apps.compare.figures import (
+    Found,
+    by_attack,
+    costs_of,
+    is_owned,
+    of_kind,
+    over_nets,
+    points,
+    shares,
+    symbol_errors,
+)
 
 
 def modifications(cells: Found) -> dict[str, Any]:
@@ -48,7 +58,14 @@ def modifications(cells: Found) -> dict[str, Any]:
             )
     nets = len({job.identity["net"] for job, _ in marks})
     payloads = len({job.identity["payload"] for job, _ in marks})
-    return {"M": nets, "D": payloads, "nets": nets * (payloads + 1), "rows": rows}
+    return {
+        "M": nets,
+        "D": payloads,
+        "nets": nets * (payloads + 1),
+        "imperceptibility_points": over_nets(marks, points),
+        "cost": costs_of(marks),
+        "rows": rows,
+    }
 
 
 def _modified(cells: Found) -> Found:

@@ -11,7 +11,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deepseal.apps.compare.figures import Found, by_attack, is_owned, of_kind, over_nets, points, shares, symbol_errors
+from deepseal.apps.compare.figures import (
+    Found,
+    by_attack,
+    costs_of,
+    is_owned,
+    of_kind,
+    over_nets,
+    points,
+    shares,
+    symbol_errors,
+)
 from deepseal.apps.compare.jobs import jobs
 from deepseal.apps.compare.nnw import modifications
 from deepseal.apps.compare.plan import Plan
@@ -85,7 +95,7 @@ def _scheme(bench: Bench, name: str, cells: Found) -> dict[str, Any]:
         "integrity": _integrity(of_kind(cells, "integrity")),
         "robustness": _robustness(cells),
         "capacity": _capacity(marks, of_kind(cells, "capacity")),
-        "efficiency": _efficiency(marks),
+        "efficiency": costs_of(marks),
         "security": _security(of_kind(cells, "control")),
         "nnw": modifications(cells),
     }
@@ -180,23 +190,6 @@ def _capacity(marks: Found, cells: Found) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _efficiency(marks: Found) -> dict[str, Any]:
-    def cost(name: str) -> dict[str, Any] | None:
-        known = [(job, r) for job, r in marks if r.results["cost"][name] is not None]
-        return over_nets(known, lambda r: r["cost"][name], least=0.0)
-
-    names = (
-        "embedding_seconds",
-        "embedding_cpu_seconds",
-        "share_of_training",
-        "keygen_seconds",
-        "verify_seconds",
-        "queries",
-        "updates",
-    )
-    return {**{name: cost(name) for name in names}, "rounds": [r.results["cost"]["rounds"] for _, r in marks]}
 
 
 def _security(controls: Found) -> dict[str, Any]:

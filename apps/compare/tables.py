@@ -230,11 +230,18 @@ def _nnw(scheme: Mapping[str, Any]) -> Table:
     return Table(
         "nnw",
         f"MPAI-NNW: {scheme['scheme']}",
-        f"M = {nnw['M']}, D = {nnw['D']}: {nnw['nets']} nets.",
+        f"M = {nnw['M']}, D = {nnw['D']}: {nnw['nets']} nets. {_cost(nnw)}",
         ["modification", "false positives", "false negatives", "symbol errors, %", "unmarked, %", "change, points"],
         rows,
         "nnw",
     )
+
+
+def _cost(nnw: Mapping[str, Any]) -> str:
+    embedding, verifying = (nnw["cost"][name] for name in ("embedding_cpu_seconds", "verify_seconds"))
+    change = f"Imperceptibility: {between(nnw['imperceptibility_points'], '{:+.2f}')} points of accuracy"
+    cost = f"{between(embedding, '{:.1f}')} CPU s to embed, {between(verifying, '{:.0f}', 1000)} ms to verify"
+    return f"{change}. Cost: {cost}."
 
 
 def _cell(value: object) -> str:

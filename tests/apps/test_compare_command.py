@@ -157,6 +157,8 @@ class TestAgainstTheFiles:
     def test_nnw(self, name, pair):
         found = scheme_of(pair, name)["nnw"]
         assert (found["M"], found["D"], found["nets"]) == (2, 1, 4)
+        assert found["imperceptibility_points"] == scheme_of(pair, name)["fidelity"]["change_points"]
+        assert found["cost"]["embedding_cpu_seconds"]["mean"] > 0 < found["cost"]["verify_seconds"]["mean"]
         assert [row["modification"] for row in found["rows"]] == ["none", "prune sparsity=0.7", "permute"]
         for row, attack in zip(found["rows"][1:], scheme_of(pair, name)["robustness"], strict=True):
             assert row["false_positive"]["count"] == 0 and row["false_positive"]["n"] == 2

@@ -17,7 +17,7 @@ from torch import nn
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split, initialise, train
 from deepseal.errors import InputError
 from deepseal.rng import Rng, expand_bits
-from deepseal.watermark import DeepSigns, Key, embed, embedding_rounds, extract, load_key, save_key, verify
+from deepseal.watermark import SCHEMES, DeepSigns, Key, embed, embedding_rounds, extract, load_key, save_key, verify
 from deepseal.watermark.cells import cells_of, deal, hidden_layers
 from deepseal.watermark.cost import embedding_cost
 from deepseal.watermark.key import text_bits
@@ -408,3 +408,9 @@ class TestVerify:
 def test_no_secret_in_the_environment_of_tests():
     assert "DEEPSEAL_PASSPHRASE" not in os.environ
     assert Path(__file__).exists()
+
+
+def test_a_scheme_that_does_not_train_costs_nothing(base, digits):
+    key = SCHEMES.build("plain", {}).keygen(base, digits.train, owner="Example Ltd", rng=Rng(0))
+    cost = embedding_cost(base, digits.train, key, rng=Rng(1), pairs=1)
+    assert (cost.updates, cost.share_of_training) == (0, 0.0)
