@@ -8,6 +8,7 @@ p-value attains exactly is what it is compared with.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,13 @@ class Rejections:
 
 
 def read_strangers(
-    model: BlackBox, key: Key, count: int, levels: Sequence[float], *, chance: float | None = None
+    model: BlackBox,
+    key: Key,
+    count: int,
+    levels: Sequence[float],
+    *,
+    chance: float | None = None,
+    first: int = 0,
 ) -> Strangers:
     """Read ``count`` strangers' keys from one observation of a model.
 
@@ -74,6 +81,8 @@ def read_strangers(
         count: number of strangers, expanded from the key's secret.
         levels: for which the attained probability is worked out.
         chance: of a bit under no mark, instead of each key's own (which calibration may have raised).
+        first: number of the first stranger. Models are alike, so one key on several is no independent try: give each
+            model strangers of its own.
 
     Raises:
         InputError: a suspect that the key cannot read.
@@ -82,7 +91,7 @@ def read_strangers(
     observation = observed(scheme, model, key)
     p_values = np.empty(count)
     attained = {level: np.empty(count) for level in levels}
-    for index, stranger in enumerate(key.strangers(count)):
+    for index, stranger in enumerate(itertools.islice(key.strangers(first + count), first, None)):
         read = scheme.decode(observation, stranger)
         usable = read.usable
         chances = read.chance[usable] if chance is None else np.full(int(usable.sum()), chance)

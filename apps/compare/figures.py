@@ -61,23 +61,16 @@ def is_owned(results: Mapping[str, Any]) -> bool:
     return bool(results.get("reading", {}).get("verdict") == "owned")
 
 
-def symbol_error_rate(results: Mapping[str, Any]) -> float:
-    """Wrong bits or triggers over readable ones; 1 where nothing can be read."""
-    reading = results.get("reading") or {"bits": 0, "bit_errors": 0}
-    return float(reading["bit_errors"] / reading["bits"]) if reading["bits"] else 1.0
-
-
 def symbol_errors(cells: Found) -> dict[str, Any] | None:
-    """Mean symbol error rate over nets.
+    """Mean share of wrong among readable symbols, over nets; None where nothing can be read.
 
     Where no symbol was wrong, or every one was, Student's interval would have no width: then it is exact over symbols.
     """
-    found = over_nets(cells, symbol_error_rate, least=0.0, most=1.0)
+    readable = [(job, record) for job, record in cells if record.results.get("reading", {}).get("bits")]
+    found = over_nets(readable, lambda r: r["reading"]["bit_errors"] / r["reading"]["bits"], least=0.0, most=1.0)
     if found is None or found["mean"] not in (0.0, 1.0):
         return found
-    bits = sum(record.results["reading"]["bits"] for _, record in cells if "reading" in record.results)
-    if not bits:
-        return found
+    bits = sum(record.results["reading"]["bits"] for _, record in readable)
     exact = rate(bits if found["mean"] else 0, bits)
     return {**found, "low": exact.low, "high": exact.high, "method": f"exact over {bits} symbols"}
 

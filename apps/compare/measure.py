@@ -96,10 +96,12 @@ def integrity(bench: Bench, net: str, scheme: str, payload: int, run: Run) -> No
     _, key = bench.marked(net, scheme, payload)
     names = bench.innocent(bench.scheme(scheme), net)
     levels = (*LEVELS, bench.plan.false_positive)
-    counts = [part.size for part in np.array_split(np.arange(bench.plan.keys), len(names))]
     models = [bench.net(name) for name in names]
+    parts = np.array_split(np.arange(bench.plan.keys), len(models))
     strangers = [
-        read_strangers(model, key, count, levels) for model, count in zip(models, counts, strict=True) if count
+        read_strangers(model, key, len(part), levels, first=int(part[0]))
+        for model, part in zip(models, parts, strict=True)
+        if len(part)
     ]
     own = [read(bench, model, key) for model in models]
     run.results.update(

@@ -49,8 +49,9 @@ def title(pair: Mapping[str, Any]) -> str:
 def about(pair: Mapping[str, Any]) -> str:
     """How many nets, of what size and how good."""
     payloads = f"{pair['payloads']} payload{'s' if pair['payloads'] > 1 else ''} a net and scheme"
+    nets = "1 net is marked" if pair["nets"] == 1 else f"{pair['nets']} nets are marked"
     return (
-        f"{pair['nets']} nets are marked, {payloads} (accuracy {between(pair['accuracy'], '{:.2f}', 100)} % before,"
+        f"{nets}, {payloads} (accuracy {between(pair['accuracy'], '{:.2f}', 100)} % before,"
         f" {pair['parameters']:,} parameters, {pair['training_samples']:,} training samples,"
         f" {pair['test_samples']:,} test samples); {pair['independent_nets']} further nets know no key."
     )
@@ -153,8 +154,8 @@ def _first(scheme: Mapping[str, Any]) -> list[str]:
         str(scheme["bits"]),
         share(reliability["owned"]),
         between(reliability["symbol_error_rate"], "{:.1f}", 100),
-        _change(fidelity["change_points"], fidelity["paired"]),
-        _change(fidelity["change_against_control_points"], fidelity["paired_against_control"]),
+        change(fidelity["change_points"], fidelity["paired"]),
+        change(fidelity["change_against_control_points"], fidelity["paired_against_control"]),
         between(cost["embedding_cpu_seconds"], "{:.1f}"),
         between(cost["share_of_training"], "{:.0f}", 100),
         between(cost["verify_seconds"], "{:.0f}", 1000),
@@ -162,7 +163,7 @@ def _first(scheme: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _change(over_nets: Mapping[str, Any] | None, paired: Sequence[Mapping[str, Any]]) -> str:
+def change(over_nets: Mapping[str, Any] | None, paired: Sequence[Mapping[str, Any]]) -> str:
     """A change in points with its interval over nets; of a single net, with that over its test samples."""
     return between(paired[0], "{:+.2f}", 100) if len(paired) == 1 else between(over_nets, "{:+.2f}")
 
@@ -187,7 +188,8 @@ def _attacked(row: Mapping[str, Any] | None) -> str:
     if not row["n"]:
         return "refused"
     lost = row["accuracy_lost_points"]
-    text = f"{share(row['owned'])}; {100 * row['symbol_error_rate']['mean']:.0f} %; {-lost['mean'] + 0.0:+.1f} points"
+    wrong = f"{100 * row['symbol_error_rate']['mean']:.0f} %" if row["symbol_error_rate"] else "unreadable"
+    text = f"{share(row['owned'])}; {wrong}; {-lost['mean'] + 0.0:+.1f} points"
     return f"{text}; aligned {share(row['aligned_owned'])}" if row["aligned_owned"] else text
 
 

@@ -108,20 +108,22 @@ def headline(pair: Mapping[str, Any]) -> str:
         return f"{text}."
     best = max(standing.values())
     names = [name for name, value in standing.items() if value == best]
-    return f"{text}; most often owned after the attacks: {', '.join(names)} ({words.percent(best)})."
+    told = "most often owned after the attacks, as it stands or aligned"
+    return f"{text}; {told}: {', '.join(names)} ({words.percent(best)})."
 
 
 def _standing(scheme: Mapping[str, Any]) -> float:
-    owned = [row["owned"] for row in scheme["robustness"] if row["n"]]
-    count, n = (sum(int(one[name]) for one in owned) for name in ("count", "n"))
-    return count / n
+    """Share of the attacked nets that are owned, after alignment where there was one and it helped."""
+    rows = [row for row in scheme["robustness"] if row["n"]]
+    owned = sum(max(int(row["owned"]["count"]), int((row["aligned_owned"] or {}).get("count", 0))) for row in rows)
+    return owned / sum(int(row["n"]) for row in rows)
 
 
 def dots(schemes: Sequence[Mapping[str, Any]]) -> Dots | None:
     """The change of accuracy by each mark. What would leave the canvas ends at its edge."""
     if not schemes:
         return None
-    changes = [scheme["fidelity"]["change_points"] for scheme in schemes]
+    changes = [_points(scheme["fidelity"]) for scheme in schemes]
     nets = [[100.0 * one["mean"] for one in scheme["fidelity"]["paired"]] for scheme in schemes]
     known = [0.0, *(value for own in nets for value in own)]
     known += [end for change in changes for end in (change["low"], change["high"]) if end is not None]
@@ -150,6 +152,14 @@ def dots(schemes: Sequence[Mapping[str, Any]]) -> Dots | None:
     return Dots(TOP + ROW * len(rows), place(0.0), tuple((place(v), _signed(v)) for v in nice(low, high)), tuple(rows))
 
 
+def _points(fidelity: Mapping[str, Any]) -> dict[str, Any]:
+    """The change over nets; of a single net, with its interval over test samples."""
+    (first, *others) = fidelity["paired"]
+    if others:
+        return dict(fidelity["change_points"])
+    return {**first, **{name: 100.0 * first[name] for name in ("mean", "low", "high")}, "n": 1}
+
+
 def _signed(value: float) -> str:
     return f"{value:+g}".replace("-", "−") if value else "0"
 
@@ -170,7 +180,7 @@ def _square(row: Mapping[str, Any] | None) -> Square:
     if not row["n"]:
         return Square("refused", "", "", None, words.clean(row["refused"]))
     owned = row["owned"]
-    wrong = f"{100 * row['symbol_error_rate']['mean']:.0f}%"
+    wrong = f"{100 * row['symbol_error_rate']['mean']:.0f}% wrong" if row["symbol_error_rate"] else "unreadable"
     lost = f"{tables.between(row['accuracy_lost_points'], '{:.2f}')} points of accuracy lost"
     bits = ", ".join(f"{e} of {n}" for e, n in zip(row["bit_errors"], row["bits"], strict=True) if e is not None)
     aligned = f"aligned {tables.share(row['aligned_owned'])}" if row["aligned_owned"] else ""

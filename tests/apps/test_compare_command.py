@@ -131,9 +131,8 @@ class TestAgainstTheFiles:
             _, _, key = files(folder, name, net)
             sibling, _, _ = files(folder, name, 1 - net)
             chance = extract(other, key).chance[0]
-            parts = zip((other, sibling), (150, 150), strict=True)
-            for model, number in parts:
-                wrong, bits = strangers(model, key, number).T
+            for model, own in ((other, slice(0, 150)), (sibling, slice(150, 300))):
+                wrong, bits = strangers(model, key, 300)[own].T
                 count += int((stats.binom.cdf(wrong, bits, 1 - chance) <= 1e-2).sum())
                 owned += verify(model, key, max_false_positive=RATE).verdict == "owned"
         found = scheme_of(pair, name)["integrity"]

@@ -97,6 +97,7 @@ class TestIntegrity:
         found = read_strangers(base, key, 50, (1e-2,))
         wrong, bits = strangers(base, key, 50).T
         assert found.p_values == pytest.approx(stats.binom.cdf(wrong, bits, 0.5))
+        assert read_strangers(base, key, 20, (), first=30).p_values == pytest.approx(found.p_values[30:])
         most = int(stats.binom.ppf(1e-2, 256, 0.5)) - 1
         assert found.attained[1e-2] == pytest.approx(np.full(50, stats.binom.cdf(most, 256, 0.5)))
         total = rejections([found, found], 1e-2)
