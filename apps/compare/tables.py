@@ -210,7 +210,7 @@ def _security(scheme: Mapping[str, Any]) -> list[str]:
     for against in ("control", "unmarked"):
         found = scheme["security"][f"against_{against}"]
         if "p_value" not in found:
-            shown += ["", "", found["reason"]]
+            shown += ["too few nets", "", ""]
         else:
             shown += [ratio(found["told_apart"]), f"{found['p_value']:.3f}", f"{found['lowest_p_value']:.3f}"]
     return shown
