@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
 
-from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, evaluating, require_layers
+from deepseal.adapter.capture import NORMALISATION, PARAMETRIC
 from deepseal.adapter.classifier import Classifier
-from deepseal.adapter.inputs import single
-from deepseal.adapter.wiring_laws import Law, both, is_addition, is_flattening, law_of, shape_of
+from deepseal.adapter.tracing import traced
+from deepseal.adapter.wiring_laws import Law, asks_only, both, is_addition, is_flattening, law_of, shape_of
 from deepseal.errors import InputError
 
 
@@ -58,10 +57,14 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a layer's output lies: its segment, and the consecutive outputs that are one neuron."""
+    """Where a layer's output lies: its segment, the consecutive outputs that are one neuron, and the neurons' axis.
+
+    ``last``: neurons lie on the last of three or more axes, as in (N, tokens, neurons); else on the one behind N.
+    """
 
     segment: int
     block: int
+    last: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,19 +121,7 @@ def wiring_of(model: Classifier) -> Wiring:
     Raises:
         InputError: a forward pass that cannot be traced.
     """
-    require_layers(model.module)
-    probe = single(model.probe())
-    with evaluating(model.module), torch.no_grad():
-        model.module(probe)  # what fails here is the model's own error
-        try:
-            graph = fx.Tracer().trace(model.module)
-            ShapeProp(fx.GraphModule(model.module, graph)).propagate(probe)
-        except Exception as error:
-            said = str(error).partition(". ")[0].partition("\n")[0]
-            found = f"{type(error).__name__}: {said}"[:200]
-            do = "use a module without data-dependent control flow"
-            raise InputError("a network whose forward pass can be traced", found=found, do=do) from error
-    return _Walk(model.module, graph).wiring()
+    return _Walk(model.module, traced(model)).wiring()
 
 
 class _Walk:
@@ -173,8 +164,8 @@ class _Walk:
                 self._fix(self._flows[argument], _CLASSES)
             return
         if shape is None or not read:
-            if shape is not None and node.op != "get_attr":
-                self._unknown(node, read, shape)
+            if node.op != "get_attr" and not asks_only(node):
+                self._unknown(node, read, shape or ())
             return
         layer = self._layers.get(str(node.target)) if node.op == "call_module" else None
         name = str(node.target) if layer is not None else None
@@ -187,10 +178,10 @@ class _Walk:
             self._normalisation(node, name, layer, flow)
         elif len(read) == 2 and is_addition(node):
             self._addition(node, read)
-        elif len(read) == 1 and (law := law_of(node, layer)) is not None:
+        elif len(read) == 1 and (law := law_of(node, layer, last=flow.last)) is not None:
             self._constrain(flow, law)
-            self._flows[node] = flow
-        elif len(read) == 1 and is_flattening(node, layer):
+            self._flows[node] = dataclasses.replace(flow, last=flow.last and len(shape) > 2)
+        elif len(read) == 1 and not flow.last and is_flattening(node, layer):
             before = shape_of(read[0]) or ()
             self._flows[node] = Place(flow.segment, flow.block * int(torch.Size(before[2:]).numel()))
         else:
@@ -199,16 +190,21 @@ class _Walk:
             self._outputs[name] = self._flows[node]
 
     def _weights(self, node: fx.Node, name: str, layer: nn.Module, source: fx.Node, shape: tuple[int, ...]) -> None:
-        before = shape_of(source) or ()
+        before, flow = shape_of(source) or (), self._flows[source]
         dense = isinstance(layer, nn.Linear)
         if "weight" not in layer._parameters:
             self._unknown(node, [source], shape, f"the weight of {name} is computed from other tensors")
-        elif (dense and len(before) != 2) or getattr(layer, "groups", 1) != 1:
+        elif flow.last > dense or len(before) < 2 or getattr(layer, "groups", 1) != 1:
             self._unknown(node, [source], shape, f"{name} mixes its inputs in another way")
         else:
-            self._inputs[name] = self._flows[source]
+            deep = dense and len(before) > 2
+            if deep and not flow.last:
+                reason = f"{name} reads another axis"
+                self._fix(flow, reason)
+                flow = self._new(before[-1], reason, last=True)
+            self._inputs[name] = flow
             self._order.append(name)
-            self._flows[node] = self._new(shape[1])
+            self._flows[node] = self._new(shape[-1] if deep else shape[1], last=deep)
 
     def _normalisation(self, node: fx.Node, name: str, layer: nn.Module, flow: Place) -> None:
         result = self._new(self._sizes[flow.segment])
@@ -216,15 +212,15 @@ class _Walk:
         if getattr(layer, "running_mean", None) is None or layer._parameters.get("weight") is None:
             self._constrain(flow, "none")
             self._constrain(result, "none")
-        if flow.block != 1:
-            self._fix(flow, f"{name} follows a flattening")
+        if flow.block != 1 or flow.last:
+            self._fix(flow, f"{name} follows a flattening" if flow.block != 1 else f"{name} reads another axis")
         self._inputs[name] = flow
         self._order.append(name)
         self._flows[node] = result
 
     def _addition(self, node: fx.Node, read: list[fx.Node]) -> None:
         one, other = (self._flows[argument] for argument in read)
-        if shape_of(read[0]) != shape_of(read[1]) or one.block != other.block:
+        if shape_of(read[0]) != shape_of(read[1]) or (one.block, one.last) != (other.block, other.last):
             self._unknown(node, read, shape_of(node) or ())
             return
         law = both(self._laws[self._root(one)], self._laws[self._root(other)])
@@ -246,7 +242,7 @@ class _Walk:
         if len(shape) > 1:
             self._flows[node] = self._new(shape[1], reason)
 
-    def _new(self, size: int, reason: str | None = None) -> Place:
+    def _new(self, size: int, reason: str | None = None, *, last: bool = False) -> Place:
         index = len(self._laws)
         self._laws.append("any")
         self._sizes.append(size)
@@ -254,7 +250,7 @@ class _Walk:
         self._together.append(index)
         if reason is not None:
             self._reasons[index] = reason
-        return Place(index, 1)
+        return Place(index, 1, last)
 
     def _fix(self, flow: Place, reason: str) -> None:
         self._reasons.setdefault(flow.segment, reason)
@@ -277,7 +273,7 @@ class _Walk:
         groups = {root: index for index, root in enumerate(sorted({_find(self._together, s) for s in self._range()}))}
 
         def place(flow: Place) -> Place:
-            return Place(stretches[self._root(flow)], flow.block)
+            return Place(stretches[self._root(flow)], flow.block, flow.last)
 
         inputs = {name: place(flow) for name, flow in self._inputs.items()}
         outputs = {name: place(flow) for name, flow in self._outputs.items()}

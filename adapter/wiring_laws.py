@@ -57,6 +57,27 @@ _HOMOGENEOUS: tuple[Any, ...] = (
     "relu",
     "relu_",
 )
+_POOLING = frozenset(
+    {
+        nn.AvgPool1d,
+        nn.AvgPool2d,
+        nn.AvgPool3d,
+        nn.AdaptiveAvgPool1d,
+        nn.AdaptiveAvgPool2d,
+        nn.AdaptiveAvgPool3d,
+        nn.MaxPool1d,
+        nn.MaxPool2d,
+        nn.MaxPool3d,
+        nn.AdaptiveMaxPool1d,
+        nn.AdaptiveMaxPool2d,
+        nn.AdaptiveMaxPool3d,
+        F.avg_pool2d,
+        F.adaptive_avg_pool2d,
+        F.max_pool2d,
+        torch.max_pool2d,
+    }
+)
+_QUESTIONS: tuple[Any, ...] = (getattr, "size", "dim", "ndimension", "numel")
 _ODD: tuple[Any, ...] = (nn.Tanh, nn.Softsign, nn.Tanhshrink, torch.tanh, F.tanh, F.softsign, "tanh", "tanh_")
 _OTHER: tuple[Any, ...] = (
     nn.Sigmoid,
@@ -103,11 +124,21 @@ def both(one: Law, other: Law) -> Law:
     return next(law for law, allowed in _FACTORS.items() if allowed == bits)
 
 
-def law_of(node: fx.Node, layer: nn.Module | None) -> Law | None:
-    """The law of an operation that treats each neuron by itself and keeps their places; None for any other."""
+def law_of(node: fx.Node, layer: nn.Module | None, *, last: bool = False) -> Law | None:
+    """The law of an operation that treats each neuron by itself and keeps their places; None for any other.
+
+    Args:
+        node: the operation.
+        layer: the module that it calls, if it calls one.
+        last: neurons lie on the last axis, not on the one behind the samples.
+    """
     target = type(layer) if layer is not None else node.target
     if target in _SPATIAL_MEANS:
-        return "any" if _keeps_neurons(node) else None
+        return "any" if _keeps_neurons(node, last) else None
+    if last and target in _POOLING:
+        return None
+    if last and keeps_last_axis(node):
+        return "any"
     if target in _SCALINGS:
         others = [argument for argument in node.args[1:] if not isinstance(argument, int | float)]
         return None if others or isinstance(node.args[0], int | float) else "any"
@@ -140,9 +171,29 @@ def shape_of(node: object) -> tuple[int, ...] | None:
     return tuple(shape) if shape is not None else None
 
 
-def _keeps_neurons(node: fx.Node) -> bool:
-    """Whether a mean is over axes behind the neurons', and only those."""
+def asks_only(node: fx.Node) -> bool:
+    """Whether an operation asks for a tensor's shape or type, not for its values."""
+    return node.target in _QUESTIONS and node.op in ("call_function", "call_method")
+
+
+def keeps_last_axis(node: fx.Node) -> bool:
+    """Whether an operation selects among the axes before the last, or lays them end to end, and leaves the last one."""
+    before, after = shape_of(node.args[0]) if node.args else None, shape_of(node)
+    if node.op == "call_module" or not before or not after or before[-1] != after[-1]:
+        return False
+    if node.target is operator.getitem:
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        plain = all(isinstance(part, int | slice) for part in index)
+        return plain and (len(index) < len(before) or index[len(before) - 1 :] == (slice(None),))
+    return node.target in _FLATTENINGS
+
+
+def _keeps_neurons(node: fx.Node, last: bool) -> bool:
+    """Whether a mean is over axes behind the neurons' (before, where theirs is the last), and only those."""
     dims = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
     axes = [dims] if isinstance(dims, int) else list(dims) if isinstance(dims, list | tuple) else []
     rank = len(shape_of(node.args[0]) or ())
-    return bool(axes) and all(isinstance(axis, int) and axis % rank >= 2 for axis in axes)
+    if not axes or not all(isinstance(axis, int) for axis in axes):
+        return False
+    places = {axis % rank for axis in axes}
+    return not places & ({0, rank - 1} if last else {0, 1})

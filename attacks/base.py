@@ -59,6 +59,7 @@ REMOVAL: Registry[Removal] = Registry(
         "permute": "deepseal.attacks.removal.permute:Permute",
         "rescale": "deepseal.attacks.removal.rescale:Rescale",
         "dummy": "deepseal.attacks.removal.dummy:Dummy",
+        "rotate": "deepseal.attacks.removal.rotate:Rotate",
     },
 )
 
