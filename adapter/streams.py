@@ -92,7 +92,10 @@ class _Walk:
         self._flows: dict[fx.Node, _Flow] = {}
         self._added: dict[fx.Node, str] = {}  # nodes that are parameters, or parts of one
         calls = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
-        self._repeated = {name for name in calls if calls.count(name) > 1} | self._tied()
+        ran = set(calls)
+        shown = {name for name in ran if name.rpartition(".")[0] in ran}  # a layer's own tensor, also read by itself
+        owners = {name.rpartition(".")[0] for name in shown}
+        self._repeated = {name for name in calls if calls.count(name) > 1} | self._tied() | shown | owners
         for node in graph.nodes:
             self._visit(node)
 

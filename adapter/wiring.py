@@ -16,7 +16,7 @@ from torch import fx, nn
 from deepseal.adapter.capture import NORMALISATION, PARAMETRIC
 from deepseal.adapter.classifier import Classifier
 from deepseal.adapter.tracing import traced
-from deepseal.adapter.wiring_laws import Law, asks_only, both, is_addition, is_flattening, law_of, shape_of
+from deepseal.adapter.wiring_laws import Law, asks_only, both, is_addition, is_flattening, is_product, law_of, shape_of
 from deepseal.errors import InputError
 
 
@@ -178,6 +178,8 @@ class _Walk:
             self._normalisation(node, name, layer, flow)
         elif len(read) == 2 and is_addition(node):
             self._addition(node, read)
+        elif len(read) == 2 and is_product(node) and self._alike(read):
+            self._product(node, read)
         elif len(read) == 1 and (law := law_of(node, layer, last=flow.last)) is not None:
             self._constrain(flow, law)
             self._flows[node] = dataclasses.replace(flow, last=flow.last and len(shape) > 2)
@@ -219,15 +221,29 @@ class _Walk:
         self._flows[node] = result
 
     def _addition(self, node: fx.Node, read: list[fx.Node]) -> None:
-        one, other = (self._flows[argument] for argument in read)
-        if shape_of(read[0]) != shape_of(read[1]) or (one.block, one.last) != (other.block, other.last):
+        if not self._alike(read):
             self._unknown(node, read, shape_of(node) or ())
             return
+        one, other = (self._flows[argument] for argument in read)
         law = both(self._laws[self._root(one)], self._laws[self._root(other)])
         self._join(self._same, one.segment, other.segment)
         self._join(self._together, one.segment, other.segment)
         self._laws[self._root(one)] = law
         self._flows[node] = one
+
+    def _product(self, node: fx.Node, read: list[fx.Node]) -> None:
+        """Neurons change places together; factors are left alone."""
+        first = self._flows[read[0]]
+        result = dataclasses.replace(first, segment=self._new(self._sizes[first.segment]).segment)
+        for flow in (result, *(self._flows[argument] for argument in read)):
+            self._constrain(flow, "none")
+            self._join(self._together, result.segment, flow.segment)
+        self._flows[node] = result
+
+    def _alike(self, read: list[fx.Node]) -> bool:
+        """Whether two tensors have the same neurons in the same places."""
+        one, other = (self._flows[argument] for argument in read)
+        return (one.block, one.last) == (other.block, other.last) and shape_of(read[0]) == shape_of(read[1])
 
     def _unknown(
         self, node: fx.Node, read: Iterable[fx.Node], shape: tuple[int, ...], reason: str | None = None

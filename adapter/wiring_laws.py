@@ -114,6 +114,7 @@ _LAWS: dict[Any, Law] = {
 }
 _SPATIAL_MEANS: tuple[Any, ...] = (torch.mean, "mean")
 _SCALINGS: tuple[Any, ...] = (operator.mul, operator.truediv, operator.neg, torch.neg, "mul", "div", "neg")
+_PRODUCTS: tuple[Any, ...] = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
 _FLATTENINGS: tuple[Any, ...] = (nn.Flatten, torch.flatten, torch.reshape, "flatten", "reshape", "view")
 _ADDITIONS: tuple[Callable[..., Any] | str, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
 
@@ -149,6 +150,11 @@ def is_addition(node: fx.Node) -> bool:
     """Whether an operation adds two tensors as they are."""
     scaled = node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2
     return node.op in ("call_function", "call_method") and node.target in _ADDITIONS and not scaled
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether an operation multiplies two tensors neuron by neuron, as a gate does."""
+    return node.op in ("call_function", "call_method") and node.target in _PRODUCTS and len(node.args) == 2
 
 
 def is_flattening(node: fx.Node, layer: nn.Module | None) -> bool:

@@ -1,12 +1,13 @@
-"""Alignment before extraction, on MNIST (MLP) and the digits of scikit-learn (CNN, WRN): one record a cell, resumable.
+"""Alignment before extraction, on MNIST (MLP) and the digits of scikit-learn (others): one record a cell, resumable.
 
-    python benchmarks/watermark_align.py [--nets mlp,cnn,wrn] [--seeds 0,1,2] [--only NAME,...] [--summary]
+    python benchmarks/watermark_align.py [--nets mlp,cnn,wrn,rows] [--seeds 0,1,2] [--only NAME,...] [--summary]
 
 The owner's model is marked with DeepSigns, 256 bits. A thief moves, scales and adds neurons, and goes on with other
 attacks. Every suspect is read as it stands, aligned to the model before it was marked, and aligned to the marked model.
 The same is done with innocent models: unrelated ones, siblings (the owner's recipe and initialisation, another order of
-the data), and further relatives of the same initialisation (other step size, batch size, length). A cell whose record
-exists, is ok and was made with the same parameters is skipped.
+the data), and further relatives of the same initialisation (other step size, batch size, length). ``rows`` is a
+transformer with RMSNorm, whose residual stream is rotated, that of innocents too. A cell whose record exists, is ok and
+was made with the same parameters is skipped.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,17 +33,25 @@ from deepseal.statistics import allowed_errors, rate  # noqa: E402
 from deepseal.watermark import DeepSigns, aligned_view, verify, verify_aligned  # noqa: E402
 
 RECORDS = Path(__file__).resolve().parent / "watermark"
+sys.path.append(str(RECORDS.parents[1] / "tests"))  # the transformer
 NETS = {
     "mlp": ("deepseal.adapter.zoo:mlp", "mnist"),
     "cnn": ("deepseal.adapter.zoo:cnn", "digits"),
     "wrn": ("deepseal.adapter.zoo:wrn", "digits"),
+    "rows": ("streaming:rows", "digits"),
 }
-OWNERS = {"mlp": OWNER, "cnn": Recipe(epochs=15, batch_size=64), "wrn": Recipe(epochs=15, batch_size=64)}
-LONGER = {"mlp": 1, "cnn": 5, "wrn": 5}  # epochs of the innocents, where there are few samples
+OWNERS = {"mlp": OWNER, **dict.fromkeys(("cnn", "wrn", "rows"), Recipe(epochs=15, batch_size=64))}
+LONGER = {"mlp": 1, "cnn": 5, "wrn": 5, "rows": 5}  # epochs of the innocents, where there are few samples
 FEW = {"relative": 6, "unrelated": 3, "sibling": 3}
-INNOCENTS = {"mlp": {"relative": 18, "unrelated": 30, "sibling": 6}, "cnn": FEW, "wrn": FEW}
+INNOCENTS = {
+    "mlp": {"relative": 18, "unrelated": 30, "sibling": 6},
+    "cnn": FEW,
+    "wrn": FEW,
+    "rows": {"relative": 12, "unrelated": 12, "sibling": 12},
+}
 PART = 6
 KINDS = ("sibling", "relative", "unrelated")
+ROTATED = tuple(f"{kind}, rotated" for kind in KINDS)
 HIGH_GATE = 0.8
 HIGH = "marked, high gate"
 READINGS = ("as it stands", "unmarked", "marked", HIGH)
@@ -62,6 +72,24 @@ ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "scramble-overwrite-1": [*SCRAMBLE, ("overwrite", {"strength": 1.0})],
     "int8": [("quantise", {"bits": 8})],
     "other-task": [("other-task", {})],
+    "distil": [("distil", {"epochs": 10})],
+}
+TURN = ("rotate", {})
+ROTATIONS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "none": [],
+    "scramble": SCRAMBLE,
+    "rotate": [TURN],
+    "rotate-scramble": [TURN, *SCRAMBLE],
+    "scramble-rotate": [*SCRAMBLE, TURN],
+    "rotate-int8": [TURN, ("quantise", {"bits": 8})],
+    "rotate-ftal-20": [TURN, ("fine-tune", {"mode": "ftal", "epochs": 20})],
+    "rotate-scramble-ftal-20": [TURN, *SCRAMBLE, ("fine-tune", {"mode": "ftal", "epochs": 20})],
+    "rotate-prune-0.7-ftal-5": [
+        TURN,
+        ("prune", {"sparsity": 0.7}),
+        ("fine-tune", {"mode": "ftal", "epochs": 5}),
+    ],
+    "rotate-overwrite-1": [TURN, ("overwrite", {"strength": 1.0})],
     "distil": [("distil", {"epochs": 10})],
 }
 OTHER_TASK = {"mlp": "fashion-mnist"}  # else the thief's own inputs, permuted
@@ -121,26 +149,38 @@ def attack_cell(bench: AlignBench, run: Run, scheme: DeepSigns, steps: list[tupl
     )
 
 
+def innocent_row(bench: AlignBench, scheme: DeepSigns, other: Classifier, kind: str, index: int) -> dict[str, Any]:
+    """One innocent model in all readings, as plain values."""
+    row: dict[str, Any] = {"kind": kind, "index": index, "accuracy": other.accuracy(bench.data.test).value}
+    for name, read in readings(bench, other, scheme).items():
+        row[name] = {part: read[part] for part in ("verdict", "bits", "bit_errors", "p_value")}
+        if "alignment" in read:
+            row[name]["matched"] = [group["matched_share"] for group in read["alignment"]["groups"]]
+            row[name]["streams"] = read["alignment"]["streams"]
+    view = aligned_view(bench.marked(scheme), other, gate=HIGH_GATE, minimum=0.2)
+    high = verify(view, bench.key(scheme), max_false_positive=RATE)
+    row[HIGH] = {"verdict": high.verdict, "bits": high.bits, "bit_errors": high.bit_errors}
+    return row
+
+
 def innocents_cell(bench: AlignBench, run: Run, scheme: DeepSigns, kind: str, part: int) -> None:
     """The owner's key read from models that are innocent, also with a gate so high that it makes evidence."""
-    key, rows = bench.key(scheme), []
+    rows = []
     for index in range(part * PART, min(INNOCENTS[bench.net][kind], (part + 1) * PART)):
         other = bench.innocent(kind, index)
-        row: dict[str, Any] = {"kind": kind, "index": index, "accuracy": other.accuracy(bench.data.test).value}
-        for name, read in readings(bench, other, scheme).items():
-            row[name] = {part: read[part] for part in ("verdict", "bits", "bit_errors", "p_value")}
-            if "alignment" in read:
-                row[name]["matched"] = [group["matched_share"] for group in read["alignment"]["groups"]]
-        view = aligned_view(bench.marked(scheme), other, gate=HIGH_GATE, minimum=0.2)
-        high = verify(view, key, max_false_positive=RATE)
-        row[HIGH] = {"verdict": high.verdict, "bits": high.bits, "bit_errors": high.bit_errors}
-        rows.append(row)
+        rows.append(innocent_row(bench, scheme, other, kind, index))
+        if bench.net == "rows":
+            rows.append(innocent_row(bench, scheme, bench.attacked(other, "rotate")[0], f"{kind}, rotated", index))
     run.results.update(models=rows)
+
+
+def attacks_on(net: str) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    return ROTATIONS if net == "rows" else ATTACKS
 
 
 def cells(bench: AlignBench) -> Iterator[tuple[str, DeepSigns, Callable[[Run], None]]]:
     scheme = DeepSigns(bits=BITS)
-    for name, steps in ATTACKS.items():
+    for name, steps in attacks_on(bench.net).items():
         yield name, scheme, lambda run, steps=steps: attack_cell(bench, run, scheme, steps)
     for kind, count in INNOCENTS[bench.net].items() if bench.seed == 0 else ():
         for part in range(-(-count // PART)):
@@ -153,7 +193,7 @@ def cells(bench: AlignBench) -> Iterator[tuple[str, DeepSigns, Callable[[Run], N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", default="mlp,cnn,wrn")
+    parser.add_argument("--nets", default="mlp,cnn,wrn,rows")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--only", default="", help="names of cells")
     parser.add_argument("--summary", action="store_true", help="only rewrite the summary from the records")
@@ -173,8 +213,8 @@ def main() -> None:
                     "data": bench.source,
                     "cell": name,
                     "scheme_params": scheme.as_dict(),
-                    "steps": [[attack, settings] for attack, settings in ATTACKS.get(name, [])],
-                    "innocents": INNOCENTS[net] if name not in ATTACKS else None,
+                    "steps": [[attack, settings] for attack, settings in attacks_on(net).get(name, [])],
+                    "innocents": INNOCENTS[net] if name not in attacks_on(net) else None,
                     "owner": OWNERS[net].as_dict(),
                     "max_false_positive": RATE,
                     "code": watermark_deepsigns.CODE,
@@ -199,6 +239,7 @@ def summary(records: list[Record]) -> str:
         "Made by `make benchmark-watermark-align` from the records `align-*.json` in this folder. DeepSigns,"
         f" {BITS} bits, `owned` at {RATE:g}: at most {most} wrong with the two readings paid. *scramble*: 20 % dummy"
         " neurons (dead, duplicated, split, cancelling), factors between 1/4 and 4 (*-10*: 1/10 and 10), permutation."
+        " *rows*: a transformer with RMSNorm that reads an image by rows; *rotate*: its residual stream is rotated."
         " Each record names the share of a layer that had to be found for it to be read (`minimum_share`; by now half,"
         " 95 % with a marked original).",
         "",
@@ -214,7 +255,7 @@ def summary(records: list[Record]) -> str:
         seeds = sorted({record.seed for record in own if record.seed is not None})
         lines += ["| attack | " + " | ".join(f"seed {seed}" for seed in seeds) + " |", "|---" * (len(seeds) + 1) + "|"]
         by_cell = {(record.params["cell"], record.seed): record.results for record in own}
-        for name in ATTACKS:
+        for name in attacks_on(net):
             row = [_shown(by_cell.get((name, seed))) for seed in seeds]
             if any(row):
                 lines.append(f"| {name} | " + " | ".join(row) + " |")
@@ -243,10 +284,11 @@ def _shown(results: dict[str, Any] | None) -> str:
 
 def _innocent_lines(models: list[dict[str, Any]]) -> list[str]:
     lines = ["Innocent models: how many are owned; mean (lowest) share of wrong bits where bits were read", ""]
-    lines += ["| reading | " + " | ".join(KINDS) + " | owned, 95 % interval |", "|---" * (len(KINDS) + 2) + "|"]
+    kinds = [kind for kind in (*KINDS, *ROTATED) if any(row["kind"] == kind for row in models)]
+    lines += ["| reading | " + " | ".join(kinds) + " | owned, 95 % interval |", "|---" * (len(kinds) + 2) + "|"]
     for name in READINGS:
         columns = []
-        for kind in KINDS:
+        for kind in kinds:
             rows = [row[name] for row in models if row["kind"] == kind]
             shares = [row["bit_errors"] / row["bits"] for row in rows if row["bits"]]
             rest = f"{np.mean(shares):.3f} ({min(shares):.3f})" if shares else "nothing read"

@@ -91,7 +91,7 @@ class Bench:
         path = MODELS / f"{name}-{CODE}.safetensors"
         if not path.exists():
             checkpoint.save(make(), path, force=True)
-        return load(path)
+        return load(path, architecture=self.arch)
 
 
 ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {

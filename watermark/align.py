@@ -71,31 +71,33 @@ class Alignment:
         return rows
 
 
-def align(original: Classifier, suspect: Classifier, *, gate: float = GATE) -> Alignment:
+def align(original: Classifier, suspect: Classifier, *, gate: float = GATE, movable: bool = True) -> Alignment:
     """Match the neurons of a suspect, whose layers are named as the original's, to those of the original.
 
     Args:
         original: the owner's model: the one that was marked, or the one before it was marked.
         suspect: see ``aligned.in_terms_of`` for one whose layers have other names.
         gate: least cosine of a matched pair.
+        movable: refuse networks without hidden neurons that can be moved one by one.
 
     Raises:
         InputError: a network that cannot be traced or has no hidden neurons to move, or a suspect of another structure.
     """
     ours, theirs = wiring_of(original), wiring_of(suspect)
-    ours.free()
+    if movable:
+        ours.free()
     _check_same_structure(ours, theirs)
-    return _Walk(original.module, suspect.module, ours, theirs, gate).alignment()
+    return Walk(original.module, suspect.module, ours, theirs, gate).alignment()
 
 
-class _Walk:
+class Walk:
     """From the inputs to the outputs: each group is matched in the coordinates of those before it.
 
     A second sweep matches residual streams by all the layers that make them, once those are known.
     """
 
     def __init__(self, original: nn.Module, suspect: nn.Module, ours: Wiring, theirs: Wiring, gate: float) -> None:
-        self._original, self._suspect, self._ours, self._theirs, self._gate = original, suspect, ours, theirs, gate
+        self.modules, self.ours, self._theirs, self._gate = (original, suspect), ours, theirs, gate
         self._matchings = {i: identity(g.width) for i, g in enumerate(ours.groups) if g.fixed or not g.makers}
         self._factors = {i: np.ones(theirs.groups[s.group].width) for i, s in enumerate(theirs.segments)}
         self._levels: dict[int, tuple[Floats, Floats]] = {}
@@ -108,14 +110,18 @@ class _Walk:
                 break
 
     def alignment(self) -> Alignment:
-        widths = tuple(group.width for group in self._ours.groups)
-        scales = {index: self._scale(index) for index in range(len(self._ours.segments))}
+        widths = tuple(group.width for group in self.ours.groups)
+        scales = {index: self._scale(index) for index in range(len(self.ours.segments))}
         return Alignment(self._theirs, widths, self._matchings, scales)
+
+    def share(self, group: int) -> float:
+        """Share of the original's neurons of a group that were found."""
+        return float(self._matchings[group].found(self.ours.groups[group].width).mean())
 
     def _scale(self, segment: int) -> Floats:
         """Sizes of the suspect's neurons over the mean of the original's, with the signs of their factors."""
         factors = self._factors[segment]
-        if segment not in self._levels or self._ours.segments[segment].law not in ("any", "positive"):
+        if segment not in self._levels or self.ours.segments[segment].law not in ("any", "positive"):
             return np.sign(factors)
         ours, theirs = self._levels[segment]
         level = theirs / ours.mean() if ours.mean() > 0 else theirs
@@ -123,13 +129,13 @@ class _Walk:
 
     def _group(self, index: int) -> bool:
         """Match a group; True when some of its makers could not be used, since what they read is not matched yet."""
-        makers = self._ours.groups[index].makers
-        known = [n for n in makers if self._ours.segments[self._ours.inputs[n].segment].group in self._matchings]
+        makers = self.ours.groups[index].makers
+        known = [n for n in makers if self.ours.segments[self.ours.inputs[n].segment].group in self._matchings]
         by_segment: dict[int, list[str]] = {}
         for name in known:
-            by_segment.setdefault(self._ours.outputs[name].segment, []).append(name)
-        signed = [self._ours.segments[segment].law in ("any", "sign") for segment in by_segment]
-        parts = [similarity(self._rows(names)) for names in by_segment.values()]
+            by_segment.setdefault(self.ours.outputs[name].segment, []).append(name)
+        signed = [self.ours.segments[segment].law in ("any", "sign") for segment in by_segment]
+        parts = [similarity(self.rows(names)) for names in by_segment.values()]
         matching = match(parts, signed, self._gate)
         self._matchings[index] = matching
         for segment, part in zip(by_segment, parts, strict=True):
@@ -137,7 +143,7 @@ class _Walk:
         self._normalisations(index, by_segment)
         return len(known) < len(makers)
 
-    def _rows(self, names: list[str]) -> Rows:
+    def rows(self, names: list[str]) -> Rows:
         """Incoming weights of both, in the original's coordinates, each input weighed as the suspect holds it.
 
         So fine-tuning, which moves all weights of the suspect alike, is noise of the same size in every column. Very
@@ -145,10 +151,10 @@ class _Walk:
         """
         ours, theirs = [], []
         for name in names:
-            place = self._ours.inputs[name]
-            group = self._ours.segments[place.segment].group
+            place = self.ours.inputs[name]
+            group = self.ours.segments[place.segment].group
             matching, scale = self._matchings[group], self._factors[place.segment]
-            one, other = (_weight(module, name, place.block) for module in (self._original, self._suspect))
+            one, other = (_weight(module, name, place.block) for module in self.modules)
             taken = np.flatnonzero(matching.partner >= 0)
             partner = matching.partner[taken]
             summed = np.zeros((one.shape[1], len(other), one.shape[2]))
@@ -165,7 +171,7 @@ class _Walk:
 
     def _keep(self, segment: int, factors: list[Floats], levels: list[tuple[Floats, Floats]]) -> None:
         """Keep the mean of what was measured at the sources of a segment, as far as its law allows factors."""
-        law = self._ours.segments[segment].law
+        law = self.ours.segments[segment].law
         mean = _geometric_mean(factors)
         sign = np.where(mean < 0, -1.0, 1.0) if law in ("any", "sign") else 1.0
         size = np.abs(mean) if law in ("any", "positive") else np.ones_like(mean)
@@ -177,11 +183,11 @@ class _Walk:
         """Behind a batch normalisation the factor is the one before it times that of its gains."""
         partner = self._matchings[index].partner
         measured: dict[int, list[tuple[Floats, tuple[Floats, Floats]]]] = {}
-        for name in self._ours.groups[index].norms:
-            into, out = self._ours.inputs[name].segment, self._ours.outputs[name].segment
+        for name in self.ours.groups[index].norms:
+            into, out = self.ours.inputs[name].segment, self.ours.outputs[name].segment
             if out in made or into not in self._levels:
                 continue
-            ours, theirs = (_gain(module.get_submodule(name)) for module in (self._original, self._suspect))
+            ours, theirs = (_gain(module.get_submodule(name)) for module in self.modules)
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = np.nan_to_num(theirs / ours[partner.clip(min=0)], posinf=0.0, neginf=0.0)
             factor = np.where(partner >= 0, ratio * self._factors[into], 1.0)

@@ -16,6 +16,7 @@ from deepseal.adapter.rewiring import Links, Move, Scale, rewired
 from deepseal.adapter.widths import widen
 from deepseal.errors import InputError
 from deepseal.watermark.align import Alignment
+from deepseal.watermark.unrotate import Turn
 
 
 class Aligned(Classifier):
@@ -31,13 +32,31 @@ class Aligned(Classifier):
         suspect: with the layers' names of the original, see ``in_terms_of``.
         alignment: of the two.
         minimum: least share of a layer's neurons that must be found, for the layer to be read.
+        turns: what was found of residual streams; ``alignment`` is that of the suspect turned back.
+        straight: the suspect turned back; None where it is the suspect itself.
     """
 
-    def __init__(self, original: Classifier, suspect: Classifier, alignment: Alignment, *, minimum: float) -> None:
-        self._parts = (original, suspect, alignment, minimum)
-        self._suspect, self._alignment = suspect, alignment
+    def __init__(
+        self,
+        original: Classifier,
+        suspect: Classifier,
+        alignment: Alignment,
+        *,
+        minimum: float,
+        turns: Sequence[Turn] = (),
+        straight: Classifier | None = None,
+    ) -> None:
+        straight = straight or suspect
+        self._original, self._minimum = original, minimum
+        self._suspect, self._straight, self._alignment, self._turns = suspect, straight, alignment, tuple(turns)
         self._unread = {index for index in range(len(alignment.widths)) if alignment.share(index) < minimum}
-        module = _moved(original, suspect, alignment, self._unread)
+        lost = [turn.stream for turn in turns if not turn.found]
+        self._lost = {name for s in lost for name in (*s.writers, *(reader.layer for reader in s.readers))}
+        module = _moved(original, straight, alignment, self._unread)
+        with torch.no_grad():
+            for name in self._lost:
+                for tensor in module.get_submodule(name).parameters():
+                    tensor.zero_()
         super().__init__(module, suspect.spec, architecture=original.architecture, metadata=suspect.metadata)
 
     @property
@@ -45,10 +64,17 @@ class Aligned(Classifier):
         """How the neurons correspond."""
         return self._alignment
 
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """What was found of the residual streams."""
+        return self._turns
+
     def unread(self) -> list[str]:
-        """Layers that are not read, since too few of their neurons were found."""
+        """Layers that are not read: too few of their neurons were found, or not the stream that they write or read."""
         wiring = self._alignment.wiring
-        return [n for n, place in wiring.outputs.items() if wiring.segments[place.segment].group in self._unread]
+        places = wiring.outputs.items()
+        few = [name for name, place in places if wiring.segments[place.segment].group in self._unread]
+        return list(dict.fromkeys([*few, *sorted(self._lost)]))
 
     def logits(self, x: Batch) -> Tensor:
         """The suspect's answers."""
@@ -58,16 +84,25 @@ class Aligned(Classifier):
         self, x: Batch, layers: Sequence[str], *, pool: Mapping[str, str] | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """The suspect's activations at the places and scales of the original."""
-        for part in self._suspect.stream(x, layers, pool=pool):
+        for part in self._straight.stream(x, layers, pool=pool):
             yield {name: self._placed(name, values) for name, values in part.items()}
 
     def copy(self, *, metadata: Mapping[str, Any] | None = None) -> Aligned:
         """A view of a copy of the suspect."""
-        original, suspect, alignment, minimum = self._parts
-        return Aligned(original, suspect.copy(metadata=metadata), alignment, minimum=minimum)
+        suspect, straight = (model.copy(metadata=metadata) for model in (self._suspect, self._straight))
+        return Aligned(
+            self._original,
+            suspect,
+            self._alignment,
+            minimum=self._minimum,
+            turns=self._turns,
+            straight=straight,
+        )
 
     def _placed(self, layer: str, values: Tensor) -> Tensor:
         """(N, features of the suspect) to (N, features of the original); copies of one neuron are averaged."""
+        if layer in self._lost:
+            return torch.zeros_like(values)
         wiring = self._alignment.wiring
         place = wiring.outputs.get(layer)
         if place is None:
@@ -80,10 +115,15 @@ class Aligned(Classifier):
         partner = torch.from_numpy(matching.partner[index])
         copies = torch.bincount(partner, minlength=width).clamp(min=1)[partner]
         factor = 1.0 / (torch.from_numpy(self._alignment.scales[place.segment][index]) * copies)
-        taken = values.reshape(len(values), wiring.groups[group].width, -1)[:, torch.from_numpy(index)].double()
+        maker = wiring.groups[group].width
+        if place.last:  # (N, …, neurons), or pooled
+            parts = values.reshape(len(values), -1, maker).transpose(1, 2)
+        else:
+            parts = values.reshape(len(values), maker, -1)
+        taken = parts[:, torch.from_numpy(index)].double()
         placed = torch.zeros(len(values), width, taken.shape[2], dtype=torch.float64)
         placed.index_add_(1, partner, taken * factor[None, :, None])
-        return placed.flatten(1).float()
+        return (placed.transpose(1, 2) if place.last else placed).flatten(1).float()
 
 
 def in_terms_of(original: Classifier, suspect: Classifier) -> Classifier:

@@ -18,6 +18,7 @@ from deepseal.errors import InputError
 from deepseal.watermark.align import GATE, align
 from deepseal.watermark.aligned import Aligned, in_terms_of
 from deepseal.watermark.key import Key
+from deepseal.watermark.unrotate import unrotate
 from deepseal.watermark.verify import Verification, verify
 
 READINGS = 2  # as the suspect stands, and aligned
@@ -43,11 +44,15 @@ class AlignedVerification:
 def aligned_view(original: Classifier, suspect: Classifier, *, gate: float = GATE, minimum: float = MINIMUM) -> Aligned:
     """The suspect in the original's coordinates; layers of which less than ``minimum`` was found are not read.
 
+    Nor are those of a residual stream whose writers have a lower mean cosine than that.
+
     Raises:
         InputError: networks that cannot be traced, or a suspect of another structure.
     """
     named = in_terms_of(original, suspect)
-    return Aligned(original, named, align(original, named, gate=gate), minimum=minimum)
+    straight, turns = unrotate(original, named, gate=max(gate, minimum))
+    alignment = align(original, straight, gate=gate, movable=not turns)
+    return Aligned(original, named, alignment, minimum=minimum, turns=turns, straight=straight)
 
 
 def verify_aligned(
@@ -102,12 +107,13 @@ def verify_aligned(
             "align to the model before it was marked"
         )
     if unread:
-        found = f"less than {100 * minimum:g} % of their neurons were found in the suspect"
+        found = f"less than {100 * minimum:g} % of their neurons, or of the stream around them, found in the suspect"
         warnings.append(f"{', '.join(unread)} not read: {found}")
     if unread and len(unread) == len(layers):
         result = dataclasses.replace(result, verdict="inconclusive", message=None)
     summary = {
         "groups": view.alignment.summary(),
+        "streams": [turn.summary() for turn in view.turns],
         "gate": gate,
         "minimum_share": minimum,
         "layers_not_read": unread,

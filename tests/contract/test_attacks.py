@@ -15,6 +15,7 @@ from deepseal.watermark import verify
 
 QUICK = {"fine-tune": {"epochs": 1}, "distil": {"epochs": 1}, "other-task": {"epochs": 1, "epochs_back": 1}}
 PRESERVING = ("permute", "rescale", "dummy")
+STREAMING = ("rotate",)  # needs a residual stream, which none of these networks has
 NETWORKS = (
     "deepseal.adapter.zoo:mlp",
     "deepseal.adapter.zoo:cnn",
@@ -27,31 +28,39 @@ NETWORKS = (
 )
 
 
+@pytest.fixture
+def subject(name, request, digits):
+    """The marked model; for an attack that needs a residual stream, a transformer."""
+    if name not in STREAMING:
+        return request.getfixturevalue("marked")
+    return initialise("streaming:rows", digits.spec, Rng(0))
+
+
 @pytest.mark.parametrize("name", REMOVAL.names())
 class TestEveryAttack:
     def test_never_sees_the_owner_s_key(self, name):
         signature = inspect.signature(REMOVAL.get(name).remove)
         assert set(signature.parameters) == {"self", "model", "data", "rng", "progress"}
 
-    def test_same_seed_same_model(self, name, marked, digits):
+    def test_same_seed_same_model(self, name, subject, digits):
         attack = REMOVAL.build(name, QUICK.get(name, {}))
         some = digits.train.take(torch.arange(400))
-        first, second = (attack.remove(marked, some, rng=Rng(1)) for _ in range(2))
+        first, second = (attack.remove(subject, some, rng=Rng(1)) for _ in range(2))
         assert first.model.fingerprint() == second.model.fingerprint()
         assert dict(first.evidence) == dict(second.evidence)
 
-    def test_proves_that_it_changed_the_model(self, name, marked, digits):
-        removed = REMOVAL.build(name, QUICK.get(name, {})).remove(marked, digits.train, rng=Rng(1))
-        changed = removed.model.fingerprint() != marked.fingerprint()
+    def test_proves_that_it_changed_the_model(self, name, subject, digits):
+        removed = REMOVAL.build(name, QUICK.get(name, {})).remove(subject, digits.train, rng=Rng(1))
+        changed = removed.model.fingerprint() != subject.fingerprint()
         assert changed == (name != "none")
         assert (removed.evidence["relative_weight_change"] > 0.002) == (name != "none")  # INT8 changes 0.5 %
 
-    def test_refuses_data_of_another_shape(self, name, marked, digits):
+    def test_refuses_data_of_another_shape(self, name, subject, digits):
         if name in ("prune", "quantise"):  # they need no data, so they have none to refuse
             return
         foreign = type(digits.train)(torch.zeros(40, 3, 8, 8), torch.zeros(40, dtype=torch.int64))
         with pytest.raises(InputError, match="shape"):
-            REMOVAL.build(name, {}).remove(marked, foreign, rng=Rng(0))
+            REMOVAL.build(name, {}).remove(subject, foreign, rng=Rng(0))
 
 
 def test_prune_reaches_exactly_what_was_asked(marked, digits):
@@ -180,12 +189,49 @@ def test_dummy_neurons_are_where_the_evidence_says(kind, marked, digits):
         torch.testing.assert_close(read + second[:512, copied], original)
 
 
+@pytest.mark.parametrize("norm", ["rms", "root", "layer"])
+def test_a_rotated_stream_is_other_weights_and_the_same_function(norm, digits, tmp_path):
+    model = initialise(f"streaming:rows?norm={norm}", digits.spec, Rng(0))
+    with torch.no_grad():
+        for name, tensor in model.module.named_parameters():
+            if "norm" in name:
+                tensor.add_(0.3 * torch.randn(tensor.shape, generator=Rng(1).torch()))
+    removed = REMOVAL.build("rotate", {}).remove(model, digits.train, rng=Rng(3))
+    before, after = model.query(digits.test.x), removed.model.query(digits.test.x)
+    assert (after - before).abs().max() <= 1e-5 * before.abs().max()
+    assert removed.evidence["relative_weight_change"] > 0.5
+    assert removed.evidence["largest_logit_difference"] <= 1e-5 * removed.evidence["largest_logit"]
+    (stream,) = removed.evidence["streams_rotated"]
+    assert stream["writers"] == [
+        "embed", "blocks.0.out", "blocks.0.down", "blocks.1.out", "blocks.1.down", "place"
+    ]  # fmt: skip
+    assert stream["readers"] == ["blocks.0.qkv", "blocks.0.up", "blocks.1.qkv", "blocks.1.up", "head"]
+    assert removed.evidence["layers_left_alone"]["blocks.0.up"] == "relu reads it"
+    ours, theirs = (m.module.get_submodule("blocks.1.down").weight.detach() for m in (model, removed.model))
+    assert torch.nn.functional.cosine_similarity(ours, theirs, dim=0).abs().mean() < 0.3
+    torch.testing.assert_close(theirs.T @ theirs, ours.T @ ours, rtol=1e-4, atol=1e-5)
+    save(removed.model, tmp_path / "attacked.safetensors")
+    assert torch.equal(
+        load(tmp_path / "attacked.safetensors", architecture=model.architecture).query(digits.test.x), after
+    )
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_without_a_stream_are_refused(name):
+    shape = (3, 32, 32) if name.startswith("torchvision:") else (1, 16, 16)
+    model = initialise(name, InputSpec(shape=shape, num_classes=10), Rng(0))
+    data = Split(torch.rand(16, *shape), torch.arange(16) % 10)
+    with pytest.raises(InputError, match="residual stream") as caught:
+        REMOVAL.build("rotate", {}).remove(model, data, rng=Rng(0))
+    assert "\n" not in str(caught.value)
+
+
 def test_permutation_alone_breaks_the_plain_reading(marked, digits, key):
     removed = REMOVAL.build("permute", {}).remove(marked, digits.train, rng=Rng(0))
     assert verify(removed.model, key, max_false_positive=1e-9).verdict == "not-owned"
 
 
-@pytest.mark.parametrize("name", PRESERVING)
+@pytest.mark.parametrize("name", [*PRESERVING, *STREAMING])
 def test_a_network_that_cannot_be_traced_is_refused(name, digits):
     class Branching(torch.nn.Module):
         def __init__(self):

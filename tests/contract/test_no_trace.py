@@ -82,6 +82,34 @@ def awkward(digits: Dataset) -> Classifier:
     return Classifier(module, digits.spec)
 
 
+class Residual(nn.Module):
+    """A residual stream that the rotation attack turns, with the same awkwardness."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.drop = nn.Linear(64, 32), nn.LayerNorm(32), nn.Dropout(0.5)
+        self.up, self.fail, self.act = nn.Linear(32, 64), Failing(), nn.ReLU(inplace=True)
+        self.down, self.head = nn.Linear(64, 32), nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x.flatten(1))
+        h = h + self.drop(self.down(self.act(self.fail(self.up(self.norm(h))))))
+        return self.head(h)
+
+
+@pytest.fixture
+def attacked(name: str, awkward: Classifier, digits: Dataset) -> Classifier:
+    """The awkward model; for an attack that needs a residual stream, one that has it."""
+    if name != "rotate":
+        return awkward
+    module = Residual()
+    module.train()
+    module.drop.eval()
+    module.down.bias.requires_grad_(False)
+    module.act.register_forward_hook(lambda *_: None)
+    return Classifier(module, digits.spec)
+
+
 @pytest.fixture
 def some(digits: Dataset) -> Split:
     return digits.train.take(torch.arange(300))
@@ -101,14 +129,14 @@ def test_schemes(name, awkward, some, no_trace):
 
 
 @pytest.mark.parametrize("name", REMOVAL.names())
-def test_removal_attacks(name, awkward, some, no_trace):
+def test_removal_attacks(name, attacked, some, no_trace):
     attack = REMOVAL.build(name, QUICK.get(name, {}))
-    with no_trace(awkward):
-        removed = attack.remove(awkward, some, rng=Rng(0))
-    assert removed.model.module is not awkward.module
-    flags = [layer.training for layer in awkward.module.modules()]
+    with no_trace(attacked):
+        removed = attack.remove(attacked, some, rng=Rng(0))
+    assert removed.model.module is not attacked.module
+    flags = [layer.training for layer in attacked.module.modules()]
     assert [layer.training for layer in removed.model.module.modules()] == flags
-    frozen = [p.requires_grad for p in awkward.module.parameters()]
+    frozen = [p.requires_grad for p in attacked.module.parameters()]
     assert [p.requires_grad for p in removed.model.module.parameters()] == frozen
 
 
@@ -128,10 +156,10 @@ def test_schemes_that_fail(name, awkward, some, no_trace):
 
 
 @pytest.mark.parametrize("name", [n for n in REMOVAL.names() if n not in ("none", "prune", "quantise")])
-def test_attacks_that_fail(name, awkward, some, no_trace):
-    awkward.module.fail.calls_left = 0
-    with no_trace(awkward), pytest.raises(RuntimeError, match="fails here"):
-        REMOVAL.build(name, QUICK.get(name, {})).remove(awkward, some, rng=Rng(0))
+def test_attacks_that_fail(name, attacked, some, no_trace):
+    attacked.module.fail.calls_left = 0
+    with no_trace(attacked), pytest.raises(RuntimeError, match="fails here"):
+        REMOVAL.build(name, QUICK.get(name, {})).remove(attacked, some, rng=Rng(0))
 
 
 def test_adapter_calls(awkward, some, no_trace):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -163,74 +162,3 @@ def sentences(count: int, seed: int = 0) -> Inputs:
     lengths = torch.randint(4, 13, (count, 1), generator=generator)
     mask = (torch.arange(12) < lengths).long()
     return Inputs({"tokens": torch.randint(1, WORDS, (count, 12), generator=generator) * mask, "mask": mask})
-
-
-class Root(nn.Module):
-    """RMSNorm as libraries write it for themselves."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(width)), 1e-6
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
-
-
-class PreNorm(nn.Module):
-    """Pre-norm attention and a two-layer perceptron, with a normalisation of the caller's."""
-
-    def __init__(self, width: int, heads: int, hidden: int, norm: Callable[[int], nn.Module], causal: bool) -> None:
-        super().__init__()
-        self.heads, self.causal = heads, causal
-        self.norm1, self.norm2 = norm(width), norm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
-
-    def forward(self, h: Tensor) -> Tensor:
-        n, t, width = h.shape
-        q, k, v = self.qkv(self.norm1(h)).view(n, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        h = h + self.out(mixed.transpose(1, 2).reshape(n, t, width))
-        return h + self.down(torch.relu(self.up(self.norm2(h))))
-
-
-class Transformer(nn.Module):
-    """Rows of an image (N, 1, 8, 8) as tokens, to classes; or tokens (N, T) to the logits of the next one."""
-
-    def __init__(
-        self,
-        classes: int,
-        *,
-        words: int = 0,
-        width: int = 64,
-        hidden: int = 128,
-        blocks: int = 2,
-        norm: Callable[[int], nn.Module] = nn.RMSNorm,
-    ) -> None:
-        super().__init__()
-        self.words = words
-        self.embed = nn.Embedding(words, width) if words else nn.Linear(8, width)
-        self.place = nn.Parameter(0.5 * torch.randn(64 if words else 8, width))
-        self.blocks = nn.ModuleList(PreNorm(width, 4, hidden, norm, causal=words > 0) for _ in range(blocks))
-        self.norm, self.head = norm(width), nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embed(x if self.words else x.flatten(1, 2))
-        h = h + self.place[: h.shape[1]]
-        for block in self.blocks:
-            h = block(h)
-        h = self.norm(h)
-        return self.head(h if self.words else h.mean(dim=1))
-
-
-def transformer(spec: InputSpec, norm: str = "rms", width: int = 64, hidden: int = 128) -> nn.Module:
-    """A classifier of images by their rows; ``norm`` is rms, root (a class of its own) or layer."""
-    kinds: dict[str, Callable[[int], nn.Module]] = {"rms": nn.RMSNorm, "root": Root, "layer": nn.LayerNorm}
-    return Transformer(spec.num_classes, width=width, hidden=hidden, norm=kinds[norm])
-
-
-def decoder(norm: Callable[[int], nn.Module] = nn.RMSNorm, words: int = 17) -> Classifier:
-    """A language model of tokens, with all its logits as the answer."""
-    torch.manual_seed(0)
-    spec = InputSpec((-1,), 0, bounds=(0, words - 1), integer=True, reduce="all")
-    return Classifier(Transformer(words, words=words, norm=norm), spec)

@@ -93,7 +93,7 @@ class Two(nn.Module):
     [
         (lambda m, x: m.three(torch.softmax(m.one(x), dim=1)), "softmax is not understood"),
         (lambda m, x: m.three(torch.cat([m.one(x)[:, :6], m.two(x)[:, 6:]], 1)), "getitem is not understood"),
-        (lambda m, x: m.three(m.one(x) * m.two(x)), "mul is not understood"),
+        (lambda m, x: m.three(m.one(x) * x.sum(1, keepdim=True)), "sum is not understood"),
         (lambda m, x: m.three(m.one(m.one(x))), "one runs twice"),
         (lambda m, x: m.three(m.one(x) + x), "the order of the inputs"),
         (lambda m, x: m.three(torch.add(m.one(x), m.two(x), alpha=2)), "add is not understood"),
