@@ -90,7 +90,7 @@ ROTATIONS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("fine-tune", {"mode": "ftal", "epochs": 5}),
     ],
     "rotate-overwrite-1": [TURN, ("overwrite", {"strength": 1.0})],
-    "distil": [("distil", {"epochs": 10})],
+    "distil": [("distil", {"epochs": 10, "student": "streaming:rows"})],
 }
 OTHER_TASK = {"mlp": "fashion-mnist"}  # else the thief's own inputs, permuted
 RELATIVES = (

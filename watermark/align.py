@@ -86,7 +86,7 @@ def align(original: Classifier, suspect: Classifier, *, gate: float = GATE, mova
     ours, theirs = wiring_of(original), wiring_of(suspect)
     if movable:
         ours.free()
-    _check_same_structure(ours, theirs)
+    check_same_structure(ours, theirs)
     return Walk(original.module, suspect.module, ours, theirs, gate).alignment()
 
 
@@ -225,7 +225,13 @@ def _gain(layer: nn.Module) -> Floats:
     return np.asarray(torch.nan_to_num(gain).cpu().numpy())
 
 
-def _check_same_structure(ours: Wiring, theirs: Wiring) -> None:
+def check_same_structure(ours: Wiring, theirs: Wiring) -> None:
+    """Refuse a suspect whose layers hang together in another way; widths of movable neurons may differ.
+
+    Raises:
+        InputError: another structure.
+    """
+
     def shape(wiring: Wiring) -> list[tuple[Any, ...]]:
         return [
             (g.makers, g.norms, g.readers, g.fixed, g.width if g.fixed or not g.makers else None) for g in wiring.groups

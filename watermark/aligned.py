@@ -135,6 +135,7 @@ def in_terms_of(original: Classifier, suspect: Classifier) -> Classifier:
     """
     pairs = _pairs(original, suspect)
     if all(one == other for one, other in pairs):
+        _check_same_tensors(original, suspect, {one for one, _ in pairs})
         return suspect
     given = suspect.tensors()
     state = {
@@ -153,6 +154,19 @@ def in_terms_of(original: Classifier, suspect: Classifier) -> Classifier:
         do = "name the original's architecture with --arch"
         raise InputError("a suspect that computes the same in the original's architecture", found=found, do=do)
     return result
+
+
+def _check_same_tensors(original: Classifier, suspect: Classifier, movable: set[str]) -> None:
+    """Refuse other layers under the same names; the sizes of movable ones may differ."""
+    ours, theirs = (
+        {name: None if name.rpartition(".")[0] in movable else tensor.shape for name, tensor in state.items()}
+        for state in (original.module.state_dict(), suspect.module.state_dict())
+    )
+    differing = sorted({name for name, _ in ours.items() ^ theirs.items()})
+    if differing:
+        found = f"others: {', '.join(differing)}"[:200]
+        do = "name the architecture that the suspect has with --arch"
+        raise InputError("a suspect with the original's layers and tensors", found=found, do=do)
 
 
 def _pairs(original: Classifier, suspect: Classifier) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from deepseal.adapter import Classifier
 from deepseal.adapter.rotation import complement, embedded, rotated
 from deepseal.adapter.streams import Stream, streams_of
 from deepseal.adapter.wiring import wiring_of
-from deepseal.watermark.align import GATE, Walk
+from deepseal.watermark.align import GATE, Walk, check_same_structure
 from deepseal.watermark.matching import Floats, chance_cosine
 
 Columns = tuple[Floats, Floats]  # (d, n) of the original's writer, and of the suspect's
@@ -84,6 +84,7 @@ def unrotate(original: Classifier, suspect: Classifier, *, gate: float = GATE) -
     streams = [stream for stream in streams_of(original).free if stream in kept]
     if not streams:
         return suspect, ()
+    check_same_structure(ours, theirs)
     walk = Walk(original.module, suspect.module, ours, theirs, GATE)
     streams = [stream for stream in streams if not _is_matched(walk, stream)]
     plain = {stream: _mean_cosine(_columns(walk, stream, streams), stream, turned=False) for stream in streams}

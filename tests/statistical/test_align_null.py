@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from deepseal.adapter import Recipe, initialise, train
+from deepseal.attacks import REMOVAL
 from deepseal.rng import Rng
-from deepseal.watermark import verify, verify_aligned
+from deepseal.watermark import DeepSigns, embed, verify, verify_aligned
 from deepseal.watermark.align import align
 from deepseal.watermark.aligned import Aligned
 from deepseal.watermark.matching import Matching
@@ -67,6 +68,30 @@ def test_why_a_marked_original_needs_nearly_all_neurons(innocents, marked, key):
     assert means[0] > 0.42
     assert 0.33 < means[1] < 0.42
     assert means[2] < 0.31  # where 80 of 256 may be wrong at 1e-9
+
+
+@pytest.fixture(scope="module")
+def stream_owner(digits):
+    """A transformer, a key whose bits are all in its residual stream, and the marked one."""
+    start = initialise("streaming:rows", digits.spec, Rng(0))
+    base = train(start, digits.train, recipe=Recipe(epochs=4, batch_size=64), rng=Rng(0))
+    layers = ("blocks.0.out", "blocks.0.down", "blocks.1.out", "blocks.1.down")
+    key = DeepSigns(bits=128, steps=150, layers=layers).keygen(base, digits.train, owner="me", rng=Rng(1))
+    return base, key, embed(base, digits.train, key, rng=Rng(2))
+
+
+def test_no_rotation_makes_an_innocent_stream_owned(stream_owner, digits):
+    base, key, marked = stream_owner
+    for index in range(8):
+        related = index % 2 == 0
+        start = initialise("streaming:rows", digits.spec, Rng(0) if related else Rng(1000 + index))
+        model = train(start, digits.train, recipe=Recipe(epochs=3, batch_size=64), rng=Rng(3000 + index))
+        turned = REMOVAL.build("rotate", {}).remove(model, digits.train, rng=Rng(index)).model
+        plain, rotated = (verify_aligned(m, key, base, max_false_positive=1e-4).verification for m in (model, turned))
+        on_marked = verify_aligned(turned, key, marked, max_false_positive=1e-4).verification
+        assert on_marked.verdict in ("not-owned", "inconclusive")
+        assert plain.verdict == rotated.verdict == ("not-owned" if related else "inconclusive")
+        assert not related or abs(plain.bit_errors - rotated.bit_errors) <= 8
 
 
 def without(matching: Matching, dropped: float) -> Matching:

@@ -201,6 +201,13 @@ class TestTurnsBack:
             assert not any(values.any() for values in read.values())
             assert not view.module.embed.weight.any()
 
+    def test_another_normalisation_and_another_vocabulary_are_refused(self, digits):
+        """As after SliceGPT, which makes RMSNorm of LayerNorm."""
+        with pytest.raises(InputError, match="layers and tensors"):
+            aligned_view(untrained("rows?norm=layer", digits), untrained("rows?norm=rms", digits))
+        with pytest.raises(InputError, match=r"embed\.weight"):
+            aligned_view(streaming.decoder(), streaming.decoder(words=18))
+
     @pytest.mark.filterwarnings("error")
     @pytest.mark.parametrize("value", [float("nan"), 1e38, 0.0])
     def test_weights_that_are_no_weights(self, value, digits):
