@@ -59,6 +59,61 @@ def test_residual_stream_is_one_group_with_a_scale_between_normalisations():
     assert wiring.segments[wiring.outputs["group1_0.norm1"].segment].law == "positive"
 
 
+class Tokens(nn.Module):
+    """(N, 3, 12) rows through a gate and a perceptron, token by token, to (N, 4)."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.gate, self.up, self.down, self.head = (nn.Linear(*pair) for pair in ((12, 9), (12, 9), (9, 12), (12, 4)))
+        self.way = way
+
+    def forward(self, x):
+        return self.head(self.way(self, x).mean(dim=1))
+
+
+TOKENS = InputSpec(shape=(3, 12), num_classes=4)
+
+
+def test_neurons_of_tokens_lie_on_the_last_axis():
+    model = Classifier(Tokens(lambda m, x: m.down(torch.relu(m.up(x)))), TOKENS)
+    wiring = wiring_of(model)
+    by_maker = {group.makers: group for group in wiring.groups}
+    assert (by_maker[("up",)].width, by_maker[("up",)].fixed) == (9, None)
+    assert by_maker[("down",)].readers[0].layer == "head"
+    assert wiring.outputs["up"].last and wiring.outputs["down"].last and not wiring.outputs["head"].last
+    assert wiring.segments[wiring.outputs["up"].segment].law == "positive"
+    assert wiring.fixed() == {}
+
+
+def test_gate_and_gated_change_places_together_and_are_not_scaled():
+    model = Classifier(Tokens(lambda m, x: m.down(torch.sigmoid(m.gate(x)) * m.up(x))), TOKENS)
+    wiring = wiring_of(model)
+    group = next(group for group in wiring.groups if "gate" in group.makers)
+    assert (group.makers, group.fixed, [r.layer for r in group.readers]) == (("gate", "up"), None, ["down"])
+    assert {wiring.segments[wiring.outputs[name].segment].law for name in ("gate", "up")} == {"none"}
+    order = torch.randperm(9, generator=Rng(0).torch())
+    moved = Classifier(
+        rewired(model, wiring, {wiring.groups.index(group): Move.permutation(order)}, {}, model.copy().module), TOKENS
+    )
+    x = torch.rand(5, 3, 12, generator=Rng(1).torch())
+    torch.testing.assert_close(moved.query(x), model.query(x))
+    assert torch.equal(moved.module.gate.weight, model.module.gate.weight[order])
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        (lambda m, x: m.down(nn.functional.max_pool2d(m.up(x), 1)), "max_pool2d is not understood"),
+        (lambda m, x: m.down(torch.relu(m.up(x)).roll(1, 2)), "roll is not understood"),
+        (lambda m, x: m.down(m.up(x)[:, :, torch.arange(9)]), "getitem is not understood"),
+        (lambda m, x: m.down(m.up(x).mean(dim=2, keepdim=True).expand(-1, -1, 9)), "mean is not understood"),
+        (lambda m, x: m.down(torch.cat(m.up(x).split([4, 5], 2)[::-1], 2)), "split is not understood"),
+    ],
+)
+def test_what_mixes_the_neurons_of_a_token_fixes_them(way, reason):
+    assert wiring_of(Classifier(Tokens(way), TOKENS)).fixed()["up"] == reason
+
+
 @pytest.mark.parametrize(
     ("layer", "law"),
     [
