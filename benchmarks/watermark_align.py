@@ -293,11 +293,17 @@ def _innocent_lines(models: list[dict[str, Any]]) -> list[str]:
             shares = [row["bit_errors"] / row["bits"] for row in rows if row["bits"]]
             rest = f"{np.mean(shares):.3f} ({min(shares):.3f})" if shares else "nothing read"
             columns.append(f"{_owned(rows)} of {len(rows)}, {rest}")
-        total = rate(_owned([row[name] for row in models]), len(models))
+        owned = {_model_of(row) for row in models if row[name]["verdict"] == "owned"}
+        total = rate(len(owned), len({_model_of(row) for row in models}))
         shown = f"{total.count} of {total.n}, {100 * total.low:.1f} to {100 * total.high:.1f} %"
         what = {READINGS[0]: READINGS[0], HIGH: f"marked, gate {HIGH_GATE:g} (not used)"}
         lines.append(f"| {what.get(name, f'aligned to the {name} model')} | " + " | ".join(columns) + f" | {shown} |")
     return [*lines, ""]
+
+
+def _model_of(row: dict[str, Any]) -> tuple[str, int]:
+    """A model and its rotated copy are one, as far as chance is concerned."""
+    return row["kind"].partition(",")[0], row["index"]
 
 
 def _owned(rows: list[dict[str, Any]]) -> int:
