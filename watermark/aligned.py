@@ -13,6 +13,7 @@ from deepseal.adapter import Classifier
 from deepseal.adapter.capture import NORMALISATION, PARAMETRIC, evaluating, execution_order
 from deepseal.adapter.inputs import Batch
 from deepseal.adapter.rewiring import Links, Move, Scale, rewired
+from deepseal.adapter.tracing import is_rms_norm
 from deepseal.adapter.widths import widen
 from deepseal.errors import InputError
 from deepseal.watermark.align import Alignment
@@ -135,7 +136,9 @@ def in_terms_of(original: Classifier, suspect: Classifier) -> Classifier:
     """
     pairs = _pairs(original, suspect)
     if all(one == other for one, other in pairs):
-        _check_same_tensors(original, suspect, {one for one, _ in pairs})
+        layers = dict(original.module.named_modules())
+        movable = {one for one, _ in pairs if isinstance(layers[one], (*PARAMETRIC, *NORMALISATION))}
+        _check_same_tensors(original, suspect, movable)
         return suspect
     given = suspect.tensors()
     state = {
@@ -175,10 +178,11 @@ def _pairs(original: Classifier, suspect: Classifier) -> list[tuple[str, str]]:
     for model in (original, suspect):
         with evaluating(model.module):
             order = execution_order(model.module, model.probe())
-        runs.append([(n, type(layer)) for n, layer, _ in order if isinstance(layer, (*PARAMETRIC, *NORMALISATION))])
+        own = [(n, layer) for n, layer, _ in order if list(layer.parameters()) or isinstance(layer, NORMALISATION)]
+        runs.append([(n, "RMSNorm" if is_rms_norm(layer) else type(layer).__name__) for n, layer in own])
     one, other = runs
     if [kind for _, kind in one] != [kind for _, kind in other]:
-        found = ", ".join(kind.__name__ for _, kind in other)[:200]
+        found = ", ".join(kind for _, kind in other)[:200]
         raise InputError("the original's layers, in its order", found=found, do="name the suspect's architecture")
     return [(mine, its) for (mine, _), (its, _) in zip(one, other, strict=True)]
 

@@ -201,9 +201,35 @@ class TestTurnsBack:
             assert not any(values.any() for values in read.values())
             assert not view.module.embed.weight.any()
 
+    def test_a_thief_s_own_names_are_understood(self, digits):
+        class Renamed(streaming.Perceptron):
+            def __init__(self):
+                super().__init__(10, streaming.Root)
+                self.first, self.last, self.middle = self.embed, self.head, self.norms
+                del self.embed, self.head, self.norms
+
+            def forward(self, x):
+                h = self.first(x.flatten(1))
+                for norm, up, down in zip(self.middle, self.ups, self.downs, strict=True):
+                    h = h + down(torch.relu(up(norm(h))))
+                return self.last(h)
+
+        model = untrained("perceptron?norm=rms", digits)
+        names = {"first": "embed", "last": "head", "middle": "norms"}
+        state = attacked(model, digits.train, ROTATE).tensors()
+        module = Renamed()
+        module.load_state_dict(
+            {
+                new: state[".".join([names.get(first := new.split(".")[0], first), *new.split(".")[1:]])]
+                for new in module.state_dict()
+            }
+        )
+        view = aligned_view(model, Classifier(module, digits.spec))
+        assert view.turns[0].cosine > 0.99 and view.unread() == []
+
     def test_another_normalisation_and_another_vocabulary_are_refused(self, digits):
         """As after SliceGPT, which makes RMSNorm of LayerNorm."""
-        with pytest.raises(InputError, match="layers and tensors"):
+        with pytest.raises(InputError, match="original's layers"):
             aligned_view(untrained("rows?norm=layer", digits), untrained("rows?norm=rms", digits))
         with pytest.raises(InputError, match=r"embed\.weight"):
             aligned_view(streaming.decoder(), streaming.decoder(words=18))
