@@ -30,7 +30,7 @@ from deepseal.watermark.scheme import Extraction, Observation, Published
 from deepseal.watermark.triggers import TriggerLoss, Triggers, TriggerScheme, check_complete
 from deepseal.watermark.votes import deciding_gaps
 
-_STRANGERS = 200  # sets of coins, for the unit of margins
+_STRANGERS = 16  # sets of coins, for the unit of margins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,11 @@ class Uchida(WeightScheme):
 
     name: ClassVar[str] = "uchida"
 
-    bits: int = parameter(128, "length of the message (the paper: 256)", minimum=1, maximum=100_000)
-    # All that a second mark has to move is the mean of a layer, which costs the network nothing; so ours is far out.
+    bits: int = parameter(64, "length of the message (the paper: 256)", minimum=1, maximum=100_000)
+    # A second mark only has to move the mean of a layer, which costs the network nothing: so ours is far out, and holds
+    # few bits for the features. Further out, alignment no longer finds the neurons of the unmarked original in it.
     margin: float = parameter(
-        40.0, "score of each bit, in standard deviations of the original's (robust)", minimum=0.0, maximum=1000.0
+        10.0, "score of each bit, in standard deviations of the original's (robust)", minimum=0.0, maximum=1000.0
     )
 
     def width(self, shape: tuple[int, ...]) -> int:

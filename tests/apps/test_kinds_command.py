@@ -121,7 +121,8 @@ def test_what_takes_one_float_tensor_says_so(deepseal, tmp_path):
     for command in (
         ["private", "compile", "--model", "base.safetensors", *own, "--out", "program"],
         ["private", "compress", "--model", "base.safetensors", *own, "--out", "small.safetensors"],
-        ["attack", "run", "fine-tune", "--model", "base.safetensors", *own, "--out", "tuned.safetensors"],
+        ["attack", "run", "distil", "--model", "base.safetensors", *own, "--out", "student.safetensors"],
+        ["attack", "run", "pgd", "--model", "base.safetensors", *own, "--out", "adversarial.npz"],
         ["watermark", "keygen", "--model", "base.safetensors", *own, "--scheme", "adi", "--owner", "me", "--out", "k"],
     ):
         code, out, err = deepseal(*command)

@@ -70,11 +70,11 @@ def test_innocents_read_coins(made, hardened, base):
     """Also those on which the paper's keys read as marked; rates over strangers' keys, each a fresh draw."""
     key, _ = made
     assert [verify(model, key, max_false_positive=1e-4).verdict for model in hardened] == ["not-owned"] * len(hardened)
-    for model in (base, *hardened):
-        errors, bits = strangers(model, key, 1000).T
+    for model in (base, *hardened[-3:]):
+        errors, bits = strangers(model, key, 300).T
         assert (bits == 32).all()
-        assert stats.binomtest(int(errors.sum()), 32 * 1000, 0.5).pvalue > 1e-5
-        assert (stats.binom.cdf(errors, 32, 0.5) <= 1e-2).sum() <= stats.binom.ppf(0.9999, 1000, 1e-2)
+        assert stats.binomtest(int(errors.sum()), 32 * 300, 0.5).pvalue > 1e-5
+        assert (stats.binom.cdf(errors, 32, 0.5) <= 1e-2).sum() <= stats.binom.ppf(0.9999, 300, 1e-2)
 
 
 def test_the_paper_s_keys_prove_nothing(base, digits, hardened):
