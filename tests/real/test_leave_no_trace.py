@@ -15,13 +15,15 @@ pytest.importorskip("skimage", reason="for the environment of 'make real-env'; r
 
 TRIGGERS = ("adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe", "blackmarks")
 REWIRING = ("permute", "rescale", "dummy")
+NO_STREAM = {"rotate": "a residual stream that layers only add to and read linearly"}
+FIXED_SCALES = {"rescale": "activations that pass on a factor or a sign", **NO_STREAM}
 NO_CLASSES = dict.fromkeys((*TRIGGERS, "other-task", "distil", *EVASION.names()), "a model with classes")
 NOT_PLAIN = dict.fromkeys(
     (*TRIGGERS, "diction", *EVASION.names()), "a model from one float tensor of fixed shape to logits"
 )
-UNTRACED = dict.fromkeys(REWIRING, "a network whose forward pass can be traced")
-UNMOVABLE = dict.fromkeys(REWIRING, "hidden neurons that can be moved")
-TWO_INPUTS = dict.fromkeys(REWIRING, "inputs that are one tensor")
+UNTRACED = dict.fromkeys((*REWIRING, "rotate"), "a network whose forward pass can be traced")
+UNMOVABLE = {**dict.fromkeys(REWIRING, "hidden neurons that can be moved"), **NO_STREAM}
+TWO_INPUTS = dict.fromkeys((*REWIRING, "rotate"), "inputs that are one tensor")
 NOT_DRAWN = {
     **dict.fromkeys(("deepsigns-blackbox", "blackmarks"), "layers whose weights can be drawn again"),
     "distil": "layers that can be reset",
@@ -42,12 +44,12 @@ REFUSED: dict[str, dict[str, str]] = {
     "onet": {**NO_CLASSES, **NOT_PLAIN, **UNMOVABLE},
     "experts": {**UNTRACED, **NOT_DRAWN},
     "mamba": {**UNTRACED, **NOT_DRAWN},
-    "decoder": {**NO_CLASSES, **NOT_PLAIN, **UNMOVABLE, "query-noise": "a model of one floating-point input"},
-    "resnet-18": LARGE_IMAGES,
-    "resnet-50": LARGE_IMAGES,
-    "mobilenet-v3": LARGE_IMAGES,
-    "vit-b-16": {**UNMOVABLE, **LARGE_IMAGES, **NOT_DRAWN},
-    "swin-t": {**UNMOVABLE, **LARGE_IMAGES, **NOT_DRAWN},
+    "decoder": {**NO_CLASSES, **NOT_PLAIN, **FIXED_SCALES, "query-noise": "a model of one floating-point input"},
+    "resnet-18": {**LARGE_IMAGES, **NO_STREAM},
+    "resnet-50": {**LARGE_IMAGES, **NO_STREAM},
+    "mobilenet-v3": {**LARGE_IMAGES, **NO_STREAM},
+    "vit-b-16": {**FIXED_SCALES, **LARGE_IMAGES, **NOT_DRAWN},
+    "swin-t": {**FIXED_SCALES, **LARGE_IMAGES, **NOT_DRAWN},
     "silero": {**dict.fromkeys(ALGORITHMS, SCRIPT), **NO_CLASSES},
 }
 UNTOUCHED = {"none", "query-noise"}  # also of TorchScript
