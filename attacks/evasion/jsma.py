@@ -43,6 +43,7 @@ class JSMA(Parameters):
             InputError: more than 4,096 features (every pair is looked at), or see ``search.attacked``.
         """
         model.spec.require_plain("an evasion attack")
+        model.spec.require_classes()
         size = data.tensor[0].numel() if len(data) else 0
         if size > _WIDEST or self.theta == 0:
             found = f"{size} features, theta {self.theta:g}"
