@@ -304,6 +304,7 @@ def test_the_loop_outlives_a_thread_that_does_not_start(monkeypatch):
             sock = knock(address, stack)
             sock.settimeout(5)
             assert sock.recv(1) == b""
+        wait_for(lambda: told)  # the connection ends before the report
         assert "no thread for it (RuntimeError)" in told[0].error
         for _ in range(2):
             assert asks_rightly(address, program, weights)
