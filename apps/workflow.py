@@ -105,6 +105,7 @@ def make_key(
     needed = getattr(built, "models_needed", 0)
     if needed and not independent:
         model.spec.require_plain(f"the triggers of {scheme}")
+        model.spec.require_classes()
         independent = kept_models(model, dataset.train, needed, report)
     given: dict[str, Any] = {"independent": independent} if independent else {}
     key = built.keygen(model, dataset.train, owner=owner, rng=rng, **given)

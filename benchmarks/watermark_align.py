@@ -25,7 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import watermark_deepsigns  # noqa: E402
-from watermark_deepsigns import BITS, OWNER, RATE, Bench, is_done  # noqa: E402
+from cells import is_done  # noqa: E402
+from watermark_deepsigns import BITS, OWNER, RATE, Bench  # noqa: E402
 
 from deepseal.adapter import Classifier, Recipe, initialise, train  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import hashlib
 import itertools
 import os
 import time
@@ -25,11 +24,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from cells import code, is_done  # noqa: E402
 from scipy import stats  # noqa: E402
 
 from deepseal.adapter import Classifier, Dataset, Recipe, Split, initialise, load_data, train  # noqa: E402
 from deepseal.attacks import REMOVAL  # noqa: E402
-from deepseal.errors import InputError  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
 from deepseal.rng import Rng, expand_choice  # noqa: E402
 from deepseal.statistics import allowed_errors, rate  # noqa: E402
@@ -217,24 +216,6 @@ def integrity_cell(run: Run, name: str, data: Dataset, base: Classifier, rng: Rn
 
 
 CELLS = {"marks": marks_cell, "integrity": integrity_cell}
-
-
-def code() -> str:
-    """SHA-256 over our sources that decide a figure."""
-    digest = hashlib.sha256()
-    for folder in ("adapter", "watermark", "attacks"):
-        for path in sorted((HERE.parent / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def is_done(path: Path, params: dict[str, Any]) -> bool:
-    """Whether the cell's record is there, ok, and made with these parameters."""
-    try:
-        record = read_record(path)
-    except InputError:
-        return False
-    return record.status == "ok" and record.params == params
 
 
 def main() -> None:

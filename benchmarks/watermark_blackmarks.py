@@ -10,7 +10,6 @@ with the same parameters and code is skipped.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import socket
@@ -26,12 +25,12 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
+from cells import code, is_done  # noqa: E402
 from scipy import stats  # noqa: E402
 
 from deepseal.adapter import Classifier, Recipe, Split, checkpoint, initialise, load, load_data  # noqa: E402
 from deepseal.adapter import train as trained  # noqa: E402
 from deepseal.attacks import EVASION, QUERY, REMOVAL  # noqa: E402
-from deepseal.errors import InputError  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
 from deepseal.rng import Rng  # noqa: E402
 from deepseal.statistics import rate  # noqa: E402
@@ -223,24 +222,6 @@ def innocents(bench: Bench, key: Key, kind: str) -> dict[str, Any]:
     accuracies = [model.accuracy(bench.test).value for model in bench.innocents(kind)]
     owned = rate(sum(result.verdict == "owned" for result in results), len(results))
     return {"wrong": wrong, "owned": owned.as_dict(), "mean_accuracy": sum(accuracies) / len(accuracies)}
-
-
-def code() -> str:
-    """SHA-256 over our sources that decide a figure."""
-    digest = hashlib.sha256()
-    for folder in ("adapter", "watermark", "attacks"):
-        for path in sorted((HERE.parent / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def is_done(path: Path, params: dict[str, Any]) -> bool:
-    """Whether the record is there, ok, and made with these parameters."""
-    try:
-        record = read_record(path)
-    except InputError:
-        return False
-    return record.status == "ok" and record.params == params
 
 
 def main() -> None:

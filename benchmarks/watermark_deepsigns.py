@@ -9,7 +9,6 @@ Each network is also marked by the paper's recipe (the peer), which gets lighter
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,11 +17,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
+from cells import code, is_done  # noqa: E402
 from scipy import stats  # noqa: E402
 
 from deepseal.adapter import Classifier, Dataset, Recipe, checkpoint, initialise, load, load_data, train  # noqa: E402
 from deepseal.attacks import REMOVAL  # noqa: E402
-from deepseal.errors import InputError  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
 from deepseal.rng import Rng  # noqa: E402
 from deepseal.statistics import allowed_errors, rate  # noqa: E402
@@ -121,15 +120,6 @@ PAPER = {
 PAPER_CELLS = {f"paper-{name}": steps for name, steps in PAPER.items()}
 
 
-def code() -> str:
-    """SHA-256 over our sources that decide a figure: models and records made by other code are made again."""
-    digest = hashlib.sha256()
-    for folder in ("adapter", "watermark", "attacks"):
-        for path in sorted((HERE.parent / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 CODE = code()
 
 
@@ -212,15 +202,6 @@ def cells(bench: Bench) -> Iterator[tuple[str, DeepSigns, Callable[[Run], None]]
     yield "strangers", robust, lambda run: keys_cell(bench, run, robust)
     if bench.seed == 0 and bench.net == "mlp":
         yield "independent", robust, lambda run: models_cell(bench, run, robust)
-
-
-def is_done(path: Path, params: dict[str, Any]) -> bool:
-    """Whether the cell's record is there, ok, and made with these parameters."""
-    try:
-        record = read_record(path)
-    except InputError:
-        return False
-    return record.status == "ok" and record.params == params
 
 
 def main() -> None:

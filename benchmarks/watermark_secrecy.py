@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from cells import code, is_done  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 from scipy import stats  # noqa: E402
 from sklearn.ensemble import RandomForestClassifier  # noqa: E402
@@ -28,7 +29,7 @@ from sklearn.metrics import roc_auc_score  # noqa: E402
 from sklearn.model_selection import StratifiedKFold, cross_val_predict  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
-from watermark_baselines import ARCH, DATA, NAMES, OWNER, code, is_done, trained  # noqa: E402
+from watermark_baselines import ARCH, DATA, NAMES, OWNER, trained  # noqa: E402
 
 from deepseal.adapter import Classifier, Dataset, Recipe, Split, checkpoint, load, load_data, train  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
