@@ -20,6 +20,7 @@ from torch import Tensor
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split
 from deepseal.adapter.capture import layer_name, running_between
 from deepseal.adapter.inputs import named, stored
+from deepseal.adapter.layers import activation_after, hidden_layers, layer_readings
 from deepseal.adapter.outputs import POOLS
 from deepseal.adapter.precision import ROUNDING
 from deepseal.adapter.training import Imitation, Loss, Training
@@ -27,16 +28,7 @@ from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, fresh_secret
 from deepseal.watermark.carriers import draw_groups, draw_triggers
-from deepseal.watermark.cells import (
-    LayerCapacity,
-    activation_after,
-    cells_of,
-    deal,
-    hidden_layers,
-    layer_readings,
-    projection_of,
-    thin_layers,
-)
+from deepseal.watermark.cells import LayerCapacity, cells_of, deal, projection_of, thin_layers
 from deepseal.watermark.deepsigns_losses import PaperLoss, RobustLoss, centred_means
 from deepseal.watermark.deepsigns_recipes import RECIPES, Settings
 from deepseal.watermark.key import Key

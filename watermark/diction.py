@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from deepseal.adapter import Classifier, Recipe, Split
+from deepseal.adapter.layers import hidden_layers, layer_readings
 from deepseal.adapter.precision import ROUNDING
 from deepseal.adapter.training import Loss, Training
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, fresh_secret
 from deepseal.watermark import images
-from deepseal.watermark.cells import hidden_layers, layer_readings
 from deepseal.watermark.diction_extractor import DictionLoss, Extractor, train_extractor
 from deepseal.watermark.key import Key
 from deepseal.watermark.scheme import Access, Extraction, Observation, Published

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from deepseal.adapter import BlackBox, Classifier, Split
 from deepseal.adapter.capture import evaluating, forward_to
+from deepseal.adapter.layers import hidden_layers
 from deepseal.adapter.training import Loss
 from deepseal.parameters import parameter
 from deepseal.watermark import images
-from deepseal.watermark.cells import hidden_layers
 from deepseal.watermark.key import Key
 from deepseal.watermark.labels import GapLoss, LabelScheme
 from deepseal.watermark.scheme import Extraction, Published

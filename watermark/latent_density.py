@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import Classifier, Split
+from deepseal.adapter.layers import hidden_layers
 from deepseal.rng import expand_normal
-from deepseal.watermark.cells import hidden_layers
 
 _SAMPLES = 5000
 _WIDEST = 128  # more features are projected to so many

@@ -10,10 +10,11 @@ from torch import nn
 
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split
 from deepseal.adapter.capture import running_between
+from deepseal.adapter.layers import Reading, hidden_layers
 from deepseal.adapter.training import Training
 from deepseal.rng import Rng
 from deepseal.watermark import DeepSigns, Key
-from deepseal.watermark.cells import Reading, hidden_layers, thin_layers
+from deepseal.watermark.cells import thin_layers
 
 NORMALISED = nn.Sequential(
     OrderedDict(

@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from deepseal.adapter import Classifier, Field, Inputs, InputSpec, Recipe, Split, load, save, train
 from deepseal.adapter.capture import forward_to, running_between
 from deepseal.adapter.inputs import concatenated, single
+from deepseal.adapter.layers import hidden_layers, layer_readings
 from deepseal.adapter.outputs import pool, reduce, select
 from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError
 from deepseal.rng import Rng
 from deepseal.watermark import DeepSigns, Key, embed, extract, verify
-from deepseal.watermark.cells import hidden_layers, layer_readings
 from deepseal.watermark.scheme import scheme_of
 
 FRAMES = InputSpec((8, 8), 10)

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split, checkpoint, initialise, load, save, train
+from deepseal.adapter.layers import hidden_layers
 from deepseal.adapter.training import Training
 from deepseal.attacks import REMOVAL
 from deepseal.errors import InputError
 from deepseal.files import write_atomically
 from deepseal.rng import Rng
 from deepseal.watermark import DeepSigns, Key, embed, verify
-from deepseal.watermark.cells import hidden_layers
 
 QUICK = DeepSigns(steps=3, bits=40)
 

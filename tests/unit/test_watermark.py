@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from deepseal.adapter import Classifier, InputSpec, Recipe, Split, initialise, train
+from deepseal.adapter.layers import hidden_layers
 from deepseal.errors import InputError
 from deepseal.rng import Rng, expand_bits
 from deepseal.watermark import SCHEMES, DeepSigns, Key, embed, embedding_rounds, extract, load_key, save_key, verify
-from deepseal.watermark.cells import cells_of, deal, hidden_layers
+from deepseal.watermark.cells import cells_of, deal
 from deepseal.watermark.cost import embedding_cost
 from deepseal.watermark.key import text_bits
 from deepseal.watermark.keyfile import MAGIC, is_encrypted
