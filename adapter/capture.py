@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,13 @@ Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 PARAMETRIC = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 NORMALISATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class Tap(NamedTuple):
+    """A place where a model is read: a layer's qualified name, and the rule of ``outputs.POOLS`` that makes it rows."""
+
+    layer: str
+    pool: str = "none"
 
 
 class _Enough(Exception):  # noqa: N818
@@ -115,6 +122,30 @@ def forward_to(module: nn.Module, x: Batch, layers: Sequence[str]) -> dict[str, 
             return captured
     missing = [name for name in layers if name not in captured]
     raise InputError("layers that run in a forward pass", found=f"{missing} never ran", do="choose another layer")
+
+
+def forward_with(module: nn.Module, x: Batch, layers: Sequence[str]) -> tuple[Any, dict[str, Tensor]]:
+    """What the module returns, and the outputs of the named layers in the same pass, graph attached.
+
+    Raises:
+        UnknownNameError: an unknown layer.
+        InputError: a layer that does not run, runs twice, or gives something other than a tensor.
+    """
+    captured: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Hook:
+        def keep(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+            captured[name] = _tensor(name, output, captured)
+
+        return keep
+
+    wanted = list(dict.fromkeys(layers))
+    with hooked(module, [(name, hook(name)) for name in wanted]):
+        returned = call(module, x)
+    missing = [name for name in wanted if name not in captured]
+    if missing:
+        raise InputError("layers that run in a forward pass", found=f"{missing} never ran", do="choose another layer")
+    return returned, captured
 
 
 def execution_order(module: nn.Module, x: Batch) -> list[tuple[str, nn.Module, tuple[int, ...]]]:

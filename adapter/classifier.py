@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deepseal.adapter.access import Output
-from deepseal.adapter.capture import evaluating, forward_to
+from deepseal.adapter.capture import Tap, evaluating, forward_to, forward_with
 from deepseal.adapter.data import Split
 from deepseal.adapter.inputs import Batch, call
 from deepseal.adapter.oracle import Oracle, accuracy
@@ -141,6 +141,27 @@ class Classifier:
                     raise InputError(f"one row an input from layer {name!r}", found=found, do=do)
             yield {name: value.float().cpu() for name, value in rows.items()}
 
+    def observe(self, x: Batch, taps: Sequence[Tap]) -> tuple[Tensor, dict[Tap, Tensor]]:
+        """(N, classes) logits and (N, features) of each tap from one pass in evaluation mode, graph attached.
+
+        On the module's device; features in float32 at least, as the module's own precision gives them.
+
+        Raises:
+            UnknownNameError: an unknown layer.
+            InputError: inputs that do not fit the spec, or a layer that gives no row for every input.
+        """
+        self.spec.check(x)
+        prepared = self.prepare(x)
+        with evaluating(self.module):
+            returned, captured = forward_with(self.module, prepared, [tap.layer for tap in taps])
+        mask = self.spec.mask_of(prepared)
+        rows = {tap: pooled(captured[tap.layer], tap.pool, mask) for tap in taps}
+        for tap, value in rows.items():
+            if len(value) != len(x):
+                found, do = f"{len(value)} rows for {len(x)} inputs", "choose another layer or pooling rule"
+                raise InputError(f"one row an input from layer {tap.layer!r}", found=found, do=do)
+        return self.spec.read(returned, prepared), {tap: _single(value) for tap, value in rows.items()}
+
     def accuracy(self, split: Split) -> Rate:
         """Share of correctly classified samples with its 95 % interval.
 
@@ -182,3 +203,7 @@ class Classifier:
 
     def __repr__(self) -> str:
         return f"Classifier({self.architecture or type(self.module).__name__}, {self.spec})"
+
+
+def _single(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -116,6 +116,28 @@ class Evasion(Protocol):
         ...
 
 
+class Guarded(Differentiable, Protocol):
+    """A model with a detector beside it, as an attacker who knows both sees them."""
+
+    @property
+    def limit(self) -> float:
+        """Suspicion above which an input raises the alarm."""
+        ...
+
+    def suspicion(self, x: Tensor, *, surrogate: str = "identity") -> Tensor:
+        """(N,) scores, differentiable in ``x``.
+
+        Args:
+            x: (N, …) inputs in data space.
+            surrogate: what stands in the backward pass for steps without a useful gradient: ``identity`` or ``smooth``.
+        """
+        ...
+
+    def alarms(self, x: Tensor) -> Tensor:
+        """(N,) True where an input raises the alarm, as it is deployed."""
+        ...
+
+
 EVASION: Registry[Evasion] = Registry(
     "evasion attack",
     "deepseal.evasion",

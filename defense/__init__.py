@@ -1,1 +1,1 @@
-"""Run-time detection of adversarial inputs (DeepFense). Nothing is here yet."""
+"""Run-time detection of adversarial inputs (DeepFense)."""
