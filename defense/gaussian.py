@@ -124,7 +124,9 @@ def log_density(x: Tensor, classes: Tensor, means: Tensor, whiten: Tensor, offse
     Args:
         x: (N, D).
         classes: (N,).
-        means, whiten, offset: as in ``ClassGaussians``.
+        means: (C, D), as in ``ClassGaussians``.
+        whiten: (C, D, D).
+        offset: (C,).
     """
     centred = x - means[classes]
     if len(x) * whiten[0].numel() <= _GATHERED:

@@ -89,7 +89,8 @@ def class_thresholds(
         scores: (N,) of clean data.
         predicted: (N,) classes that the model answers: what is known of an input when it comes.
         classes: number of classes, among which the doubt 1 - confidence is divided.
-        false_positive, confidence: of the promise.
+        false_positive: rate that is promised not to be exceeded.
+        confidence: with which it is promised for all classes together.
     """
     check_rates(false_positive, confidence)
     each = 1.0 - (1.0 - confidence) / classes

@@ -1,0 +1,93 @@
+"""A latent defender without training: where the predicted class's data lie in a hidden layer.
+
+Source: B. Rouhani, M. Samragh, M. Javaheripi, T. Javidi, F. Koushanfar, "DeepFense: online accelerated defense against
+adversarial deep learning", ICCAD 2018, section 4, in the practical form: features are L2-normalised, projected to the
+principal directions, and each class is one Gaussian; without the fine-tuned copy, so that one pass serves the victim
+and all its defenders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from deepseal.adapter import BlackBox
+from deepseal.adapter.capture import Tap
+from deepseal.defense.base import Needs, State
+from deepseal.defense.context import Context, Reference
+from deepseal.defense.gaussian import ClassGaussians, Moments, log_density, principal
+from deepseal.defense.placing import tap_at
+from deepseal.parameters import Parameters, parameter
+from deepseal.rng import Rng
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentDensity(Parameters):
+    """Rouhani et al., 2018: negative log density under the Gaussian of the class that the victim predicts."""
+
+    name: ClassVar[str] = "density"
+
+    layer: str = parameter("early", "qualified name, or first, early, middle, last")
+    pool: str = parameter("auto", "how the layer's output becomes a vector (outputs.POOLS)")
+    normalise: bool = parameter(True, "scale features to length 1")
+    variance: float = parameter(0.99, "share of the variance that the directions keep", minimum=0.1, maximum=1.0)
+    directions: int = parameter(64, "most directions", minimum=1, maximum=4096)
+    shrinkage: float = parameter(0.01, "how far covariances are drawn to trace/D", minimum=0.0, maximum=1.0)
+    per_class: bool = parameter(True, "one Gaussian a class; else one for all, also for models of many classes")
+
+    @property
+    def needs(self) -> Needs:
+        """A hidden layer of the shared pass."""
+        return Needs(access="module", taps=(Tap(self.layer, self.pool),))
+
+    def placed(self, model: BlackBox) -> LatentDensity:
+        """With its layer and pooling rule settled.
+
+        Raises:
+            InputError: a model whose layers cannot be read.
+        """
+        layer, pool = tap_at(model, self.layer, self.pool)
+        return dataclasses.replace(self, layer=layer, pool=pool)
+
+    def fit(self, reference: Reference, *, rng: Rng) -> dict[str, Tensor]:
+        """Principal directions and Gaussians, in two passes over the data.
+
+        Raises:
+            InputError: no data, or a layer that is too wide.
+        """
+        tap = self.needs.taps[0]
+        moments = None
+        for context, _ in reference.stream([tap]):
+            rows = self._rows(context)
+            moments = (moments or Moments.empty(rows.shape[1])).add(rows)
+        assert moments is not None  # noqa: S101 - a split is never empty
+        directions, _ = principal(moments, self.variance, self.directions)
+        groups = reference.classes if self.per_class else 1
+        classes = [Moments.empty(directions.shape[1]) for _ in range(groups)]
+        for context, labels in reference.stream([tap]):
+            rows = (self._rows(context).double() - moments.mean) @ directions
+            for label in labels.unique().tolist() if self.per_class else ():
+                classes[label] = classes[label].add(rows[labels == label])
+            if not self.per_class:
+                classes[0] = classes[0].add(rows)
+        gaussians = ClassGaussians.of(classes, self.shrinkage)
+        return {
+            "mean": moments.mean.float(),
+            "directions": directions.float().contiguous(),
+            "means": gaussians.means.float(),
+            "whiten": gaussians.whiten.float(),
+            "offset": gaussians.offset.float(),
+        }
+
+    def score(self, context: Context, state: State) -> Tensor:
+        """(N,) negative log densities."""
+        rows = (self._rows(context) - state["mean"]) @ state["directions"]
+        classes = context.predicted if self.per_class else torch.zeros_like(context.predicted)
+        return -log_density(rows, classes, state["means"], state["whiten"], state["offset"])
+
+    def _rows(self, context: Context) -> Tensor:
+        rows = context.at(self.needs.taps[0])
+        return nn.functional.normalize(rows, dim=1) if self.normalise else rows

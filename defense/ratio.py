@@ -1,0 +1,97 @@
+"""How near an input's hidden features are to data of its predicted class, relative to the nearest other data.
+
+Density alone says whether an input is rare; an adversarial one is also *nearer to another class than to its own* in
+the early layers, which a relative score sees at any density. The nearest-neighbour ratio is that of outlier
+detection and trust scores (H. Jiang, B. Kim, M. Guan, M. Gupta, "To trust or not to trust a classifier", NeurIPS 2018)
+over L2-normalised features (Y. Sun et al., ICML 2022), taken in the principal directions of the features.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from deepseal.adapter import BlackBox
+from deepseal.adapter.capture import Tap
+from deepseal.defense.base import Needs, State
+from deepseal.defense.context import Context, Reference
+from deepseal.defense.gaussian import Moments, principal
+from deepseal.defense.placing import tap_at
+from deepseal.errors import InputError
+from deepseal.parameters import Parameters, parameter
+from deepseal.rng import Rng
+
+_FLOOR = 1e-12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistanceRatio(Parameters):
+    """Log distance to the nearest references of the predicted class, minus that to the nearest of all others."""
+
+    name: ClassVar[str] = "ratio"
+
+    layer: str = parameter("early", "qualified name, or first, early, middle, last")
+    pool: str = parameter("auto", "how the layer's output becomes a vector (outputs.POOLS)")
+    references: int = parameter(5000, "references that are kept, evenly over the classes", minimum=20)
+    neighbours: int = parameter(5, "nearest references whose mean distance counts", minimum=1, maximum=100)
+    directions: int = parameter(128, "most principal directions", minimum=1, maximum=4096)
+    variance: float = parameter(0.999, "share of the variance that the directions keep", minimum=0.1, maximum=1.0)
+
+    @property
+    def needs(self) -> Needs:
+        """A hidden layer of the shared pass."""
+        return Needs(access="module", taps=(Tap(self.layer, self.pool),))
+
+    def placed(self, model: BlackBox) -> DistanceRatio:
+        """With its layer and pooling rule settled.
+
+        Raises:
+            InputError: a model whose layers cannot be read.
+        """
+        layer, pool = tap_at(model, self.layer, self.pool)
+        return dataclasses.replace(self, layer=layer, pool=pool)
+
+    def fit(self, reference: Reference, *, rng: Rng) -> dict[str, Tensor]:
+        """Keep the references.
+
+        Raises:
+            InputError: fewer samples than neighbours, or samples of one class only.
+        """
+        chosen = reference.sample(self.references, rng)
+        labels = chosen.split.y.unique(return_counts=True)
+        few = int(labels[1].min())
+        if len(labels[0]) < 2 or few < self.neighbours:
+            found = f"{few} of the rarest of {len(labels[0])} classes"
+            expected = f"at least {self.neighbours} samples of each class present, and two classes"
+            raise InputError(expected, found=found, do="pass more data")
+        moments, rows = None, []
+        for context, _ in chosen.stream(self.needs.taps):
+            rows.append(self._rows(context))
+            moments = (moments or Moments.empty(rows[-1].shape[1])).add(rows[-1])
+        assert moments is not None  # noqa: S101 - at least two classes are there
+        directions, _ = principal(moments, self.variance, self.directions)
+        order = torch.argsort(chosen.split.y, stable=True)
+        return {
+            "directions": directions.float().contiguous(),
+            "references": (torch.cat(rows)[order] @ directions.float()).contiguous(),
+            "labels": chosen.split.y[order],
+        }
+
+    def score(self, context: Context, state: State) -> Tensor:
+        """(N,) log ratios of distances; of a class without references relative to all of them."""
+        rows = self._rows(context) @ state["directions"]
+        references, labels = state["references"], state["labels"]
+        squared = rows.square().sum(dim=1, keepdim=True) + references.square().sum(dim=1) - 2.0 * rows @ references.T
+        own = context.predicted[:, None] == labels[None, :]
+        own = own | ~own.any(dim=1, keepdim=True)
+        return self._near(squared, own) - self._near(squared, ~own | own.all(dim=1, keepdim=True))
+
+    def _near(self, squared: Tensor, among: Tensor) -> Tensor:
+        nearest = squared.masked_fill(~among, torch.inf).topk(self.neighbours, dim=1, largest=False).values
+        return nearest.clamp_min(_FLOOR).sqrt().mean(dim=1).log()
+
+    def _rows(self, context: Context) -> Tensor:
+        return nn.functional.normalize(context.at(self.needs.taps[0]), dim=1)
