@@ -48,7 +48,7 @@ def fit_tail(scores: Tensor) -> Tensor:
 def surprise(scores: Tensor, tail: Tensor) -> Tensor:
     """(N,) -log p of scores: 0 for the most ordinary, differentiable in the scores."""
     tail = tail.to(scores)
-    knots, heights, scale = tail[:-1, 0], tail[:-1, 1], tail[-1, 0]
+    knots, heights, scale = tail[:-1, 0].contiguous(), tail[:-1, 1], tail[-1, 0]
     beyond = heights[-1] + (scores - knots[-1]) / scale
     if len(knots) == 1:
         return torch.where(scores > knots[-1], beyond, heights[-1].expand_as(scores))
