@@ -33,7 +33,7 @@ class DistanceRatio(Parameters):
 
     name: ClassVar[str] = "ratio"
 
-    layer: str = parameter("early", "qualified name, or first, early, middle, last")
+    layer: str = parameter("first", "qualified name, or first, early, middle, last")
     pool: str = parameter("auto", "how the layer's output becomes a vector (outputs.POOLS)")
     references: int = parameter(5000, "references that are kept, evenly over the classes", minimum=20)
     neighbours: int = parameter(5, "nearest references whose mean distance counts", minimum=1, maximum=100)

@@ -11,13 +11,13 @@ import sys
 
 import typer
 
-from deepseal.apps.cli import attack, model, private, report, top, watermark
+from deepseal.apps.cli import attack, defense, model, private, report, top, watermark
 from deepseal.apps.cli.exits import Exit
 from deepseal.errors import DeepSealError, InputError, VerificationError, one_line
 
 app = typer.Typer(
     name="deepseal",
-    help="Mark trained models, attack them as a thief would, and prove ownership.",
+    help="Mark trained models, watch them, serve them privately, attack them, and prove ownership.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.add_typer(model.app, name="model")
 app.add_typer(watermark.app, name="watermark")
 app.add_typer(attack.app, name="attack")
+app.add_typer(defense.app, name="defense")
 app.add_typer(private.app, name="private")
 app.add_typer(report.app, name="report")
 top.register(app)
