@@ -83,7 +83,7 @@ def features(model: Classifier, public: Split) -> NDArray[np.float64]:
     return np.nan_to_num(np.asarray(found, dtype=np.float64), posinf=1e6, neginf=-1e6)
 
 
-def public_inputs(name: str, key: Key, data: Dataset) -> dict[str, torch.Tensor]:
+def public_inputs(name: str, key: Key, base: Classifier, data: Dataset) -> dict[str, torch.Tensor]:
     """What somebody who has the key's secret but not its triggers would ask instead."""
     other = expand(key.secret, "somebody else's", 32)
     if name == "deepsigns":
@@ -101,7 +101,10 @@ def public_inputs(name: str, key: Key, data: Dataset) -> dict[str, torch.Tensor]
             drawn.append(sourced(own, expand(other, str(group), 32), 1, votes)[0])
         x = torch.cat(drawn)
         return {"trigger_x": torch.where(places.repeat_interleave(votes, 0), values.repeat_interleave(votes, 0), x)}
-    return {}
+    if not key.tensors:
+        return {}
+    drawn = scheme_of(key).keygen(base, data.test, owner="somebody else", rng=Rng(0).child(name, key.binding))
+    return {"trigger_x": drawn.tensors["trigger_x"]}  # made as the owner's are, from public data
 
 
 def one(name: str, index: int, data: Dataset, marked: bool) -> dict[str, NDArray[Any]]:
@@ -123,7 +126,7 @@ def one(name: str, index: int, data: Dataset, marked: bool) -> dict[str, NDArray
         return dict(np.load(again))
     model = embed(base, data.train, key, rng=own.child(name, "embed"))
     result = {"features": features(model, data.test), "own": wrong(model, key, key)}
-    replaced = public_inputs(name, key, data)
+    replaced = public_inputs(name, key, base, data)
     if replaced:
         asked = dataclasses.replace(key, tensors={**key.tensors, **replaced})
         result |= {"public": wrong(model, key, asked), "public_unmarked": wrong(base, key, asked)}

@@ -20,8 +20,10 @@ Identity = Mapping[str, Any]
 class Cells:
     """A folder with ``cells``, ``models`` and ``keys``. What is there, made the same way, is not made again.
 
+    Nothing is written before ``open``.
+
     Raises:
-        InputError: a folder that holds other things, or that cannot be written.
+        InputError: a folder that holds other things.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,12 +33,19 @@ class Cells:
         if folder.is_dir() and any(folder.iterdir()) and not (folder / "cells").is_dir():
             do = "choose another --out"
             raise InputError(f"an empty folder {folder}, or one of a comparison", found="other files in it", do=do)
+
+    def open(self) -> None:
+        """Make the folders, where they are not there yet.
+
+        Raises:
+            InputError: a folder that cannot be written.
+        """
         try:
             for name in ("cells", "models", "keys"):
-                (folder / name).mkdir(parents=True, exist_ok=True)
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             found = error.strerror or str(error)
-            raise InputError(f"{folder} to be writable", found=found, do="choose another --out") from error
+            raise InputError(f"{self.folder} to be writable", found=found, do="choose another --out") from error
 
     def get(self, kind: str, identity: Identity) -> Record | None:
         """The cell made with exactly this, or None; what cannot be read or did not finish counts as absent."""

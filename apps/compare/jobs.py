@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 from deepseal.adapter import initialise
 from deepseal.adapter.training import Training
@@ -14,7 +13,6 @@ from deepseal.apps.compare import measure
 from deepseal.apps.compare.cells import Identity
 from deepseal.apps.compare.plan import Attack
 from deepseal.apps.compare.subjects import Bench
-from deepseal.attacks import REMOVAL
 from deepseal.record import Record, Run
 from deepseal.rng import Rng
 from deepseal.watermark import Scheme
@@ -145,7 +143,7 @@ def attack_updates(bench: Bench, attack: Attack, scheme: str) -> float:
     epoch = bench.plan.recipe.total_steps(len(bench.data.train)) / max(1, bench.plan.epochs)
     if attack.name == "overwrite":
         return embedding_updates(bench.scheme(scheme))
-    built: Any = REMOVAL.build(attack.name, attack.params)
+    built = attack.build()
     return epoch * (1.5 * getattr(built, "epochs", 0) + getattr(built, "epochs_back", 0))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from deepseal.adapter import Classifier, Recipe
+from deepseal.adapter import BlackBox, Classifier, Recipe
 from deepseal.apps.compare.plan import Attack, size_parameter
 from deepseal.apps.compare.properties import describe
 from deepseal.apps.compare.subjects import Bench
@@ -66,7 +66,7 @@ def mark(bench: Bench, net: str, scheme: str, payload: int, run: Run) -> None:
     )
 
 
-def read(bench: Bench, model: Classifier, key: Key) -> dict[str, Any]:
+def read(bench: Bench, model: BlackBox, key: Key) -> dict[str, Any]:
     """The verdict, and what it rests on."""
     result = verify(model, key, max_false_positive=bench.plan.false_positive).as_dict()
     names = ("verdict", "bits", "erasures", "bit_errors", "p_value", "threshold", "margin_mean", "margin_lowest")
@@ -152,6 +152,9 @@ def attacked(bench: Bench, net: str, scheme: str, payload: int, attack: Attack, 
     """A net, marked or not, after an attack: the verdict, and what the attack cost it."""
     owned, key = bench.marked(net, scheme, payload)
     model = owned if marked else bench.net(net)
+    if attack.on_queries:
+        _asked(bench, net, model, key, attack, run)
+        return
     wall = time.perf_counter()
     with _refusals(run) as refused:
         removed = bench.attacked(model, attack, scheme, net)
@@ -173,6 +176,28 @@ def attacked(bench: Bench, net: str, scheme: str, payload: int, attack: Attack, 
             both = verify_aligned(removed.model, key, bench.net(net), max_false_positive=rate).verification
             found = {"verdict": both.verdict, "bits": both.bits, "bit_errors": both.bit_errors}
             run.results["aligned"] = found
+
+
+def _asked(bench: Bench, net: str, model: Classifier, key: Key, attack: Attack, run: Run) -> None:
+    """A net behind a server that answers with labels, and that changes the questions."""
+    if key.public["access"] != "black-box":
+        run.results.update(status="not applicable", reason=f"{key.scheme} is read from the model, and asks nothing")
+        return
+    with _refusals(run) as refused:
+        asked = attack.build().wrap(model.oracle(output="labels"), rng=bench.rng("attack", net, attack.title))
+    if refused():
+        return
+    run.fingerprints.update(model=model.fingerprint())
+    run.results["reading"] = read(bench, asked, key)
+    test = bench.data.test
+    right = (asked.query(test.x) == test.y).numpy()
+    run.results.update(
+        status="attacked",
+        attack_seconds=0.0,
+        evidence=dict(asked.evidence),
+        accuracy=rate(int(right.sum()), len(right)).as_dict(),
+        change=paired_change(bench.right(model), right).as_dict(),
+    )
 
 
 class _refusals:  # noqa: N801 - used as a statement

@@ -9,7 +9,7 @@ from typing import Any
 
 from deepseal.adapter import Recipe
 from deepseal.adapter.targets import split_target
-from deepseal.attacks import REMOVAL
+from deepseal.attacks import QUERY, REMOVAL
 from deepseal.errors import InputError, UnknownNameError
 from deepseal.parameters import pairs
 from deepseal.watermark import SCHEMES, Scheme
@@ -19,7 +19,7 @@ Settings = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """A removal attack at one strength; ``title`` is what tables show."""
+    """An attack at one strength, on the model or on the questions it is asked; ``title`` is what tables show."""
 
     name: str
     params: Settings
@@ -28,6 +28,15 @@ class Attack:
     def title(self) -> str:
         """``prune sparsity=0.8``."""
         return " ".join([self.name, *(f"{name}={value}" for name, value in self.params.items())])
+
+    @property
+    def on_queries(self) -> bool:
+        """Whether it leaves the model as it is and stands between it and whoever asks."""
+        return self.name in QUERY.names()
+
+    def build(self, params: Settings | None = None) -> Any:
+        """The attack itself; ``params`` replaces its own."""
+        return (QUERY if self.on_queries else REMOVAL).build(self.name, self.params if params is None else params)
 
     def against(self, scheme: str, options: Settings) -> Settings:
         """Its parameters against a scheme: a thief who overwrites runs the owner's scheme, with the owner's options.
@@ -60,7 +69,8 @@ STANDARD = (
     *_at("overwrite", strength=(1.0, 10.0)),
     Attack("other-task", {"epochs": 3, "epochs_back": 3}),
     *_at("distil", epochs=(10,)),
-    *(Attack(name, {}) for name in ("permute", "rescale", "dummy")),
+    *(Attack(name, {}) for name in ("permute", "rescale", "dummy", "rotate")),
+    *_at("query-noise", deviation=(0.1,)),
 )
 FULL = (
     *_at("prune", sparsity=(0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)),
@@ -71,7 +81,8 @@ FULL = (
     *_at("overwrite", strength=(1.0, 10.0, 100.0)),
     *_at("other-task", epochs=(5, 10)),
     *_at("distil", epochs=(10, 20)),
-    *(Attack(name, {}) for name in ("permute", "rescale", "dummy")),
+    *(Attack(name, {}) for name in ("permute", "rescale", "dummy", "rotate")),
+    *_at("query-noise", deviation=(0.1, 0.2)),
 )
 SETS: dict[str, tuple[Attack, ...]] = {"quick": QUICK, "standard": STANDARD, "full": FULL, "none": ()}
 
@@ -83,7 +94,7 @@ class Plan:
     Attributes:
         data, archs: sources of data, and architectures; all pairs are compared.
         schemes: name and parameters of each scheme.
-        attacks: removal attacks, each at one strength.
+        attacks: removal and query attacks, each at one strength.
         seeds: unmarked nets (M), each trained with a seed of its own and marked by every scheme.
         first_seed: seed of the first of them; the others follow.
         payloads: keys a net and scheme (D).
@@ -168,9 +179,10 @@ def parse_attacks(text: str) -> tuple[Attack, ...]:
             found += SETS[word]
             continue
         name, options = split_target(word)
-        if name not in REMOVAL.names():
-            raise UnknownNameError("removal attack or set of them", name, [*SETS, *REMOVAL.names()])
-        found.append(Attack(name, _stated(REMOVAL.build(name, options), options)))
+        if name not in (*REMOVAL.names(), *QUERY.names()):
+            known = [*SETS, *REMOVAL.names(), *QUERY.names()]
+            raise UnknownNameError("removal or query attack, or set of them", name, known)
+        found.append(Attack(name, _stated(Attack(name, options).build(), options)))
     return tuple({attack.title: attack for attack in found}.values())
 
 

@@ -38,6 +38,8 @@ def compare(run: Run, plan: Plan, out: Path, *, say: Say, mode: Mode = "all") ->
     """
     cells = Cells(out)
     benches, refused = _benches(plan, cells)
+    if mode != "estimate":
+        cells.open()
     run.params.update(plan.as_dict())
     for bench in benches:
         run.fingerprints.update({f"{bench.source}, {name}": value for name, value in bench.prints.items()})

@@ -19,7 +19,6 @@ from deepseal.adapter.targets import split_target
 from deepseal.apps.compare.cells import Cells, Identity
 from deepseal.apps.compare.plan import Attack, Plan, Settings, asks_for
 from deepseal.apps.compare.sources import digest
-from deepseal.attacks import REMOVAL
 from deepseal.attacks.base import Removed
 from deepseal.errors import InputError
 from deepseal.record import Run
@@ -164,7 +163,7 @@ class Bench:
     def attack_identity(self, identity: Identity, attack: Attack, scheme: str) -> Identity:
         """Of a net, marked or not, after an attack."""
         params = attack.against(scheme, dict(self.plan.schemes)[scheme])
-        built = REMOVAL.build(attack.name, params)
+        built = attack.build(params)
         thief = type(SCHEMES.build(params["scheme"], {})).__module__ if "scheme" in params else "deepseal.attacks.base"
         code = digest(type(built).__module__, thief, "deepseal.watermark.verify_aligned", *_SHARED)
         return {**identity, "attack": attack.name, "attack_params": built.as_dict(), "attack_code": code}
@@ -180,8 +179,8 @@ class Bench:
             self._around, self._attacked = (net, attack.title), {}
         place = (model.fingerprint(), repr(sorted(params.items())))
         if place not in self._attacked:
-            built, rng = REMOVAL.build(attack.name, params), self.rng("attack", net, attack.title)
-            removed = built.remove(model, self.data.train, rng=rng)
+            built, rng = attack.build(params), self.rng("attack", net, attack.title)
+            removed: Removed = built.remove(model, self.data.train, rng=rng)
             if model.fingerprint() != self.net(net).fingerprint():
                 return removed
             self._attacked[place] = removed  # the unmarked net's, which every scheme's key is read from

@@ -58,6 +58,8 @@ def _pair(bench: Bench) -> dict[str, Any]:
     embedded = [name for name in names if any(r.results["status"] == "embedded" for _, r in marked[name])]
     reasons = {name: r.results["reason"] for name in names for _, r in marked[name] if "reason" in r.results}
     owned = [r for job, r in cells if job.kind == "net" and job.identity["net"] in bench.owned_nets()]
+    schemes = [_scheme(bench, name, by_scheme[name]) for name in embedded]
+    about = {"data": bench.source, "arch": bench.arch}
     return {
         "data": bench.source,
         "arch": bench.arch,
@@ -70,13 +72,22 @@ def _pair(bench: Bench) -> dict[str, Any]:
         "payloads": bench.plan.payloads,
         "accuracy": student([r.results["accuracy"]["value"] for r in owned]).as_dict() if owned else None,
         "training_seconds": student([r.results["training_seconds"] for r in owned]).as_dict() if owned else None,
-        "schemes": [_scheme(bench, name, by_scheme[name]) for name in embedded],
+        "schemes": schemes,
         "refused": [
-            {"data": bench.source, "arch": bench.arch, "scheme": name, "reason": reasons[name]}
-            for name in names
-            if name in reasons
+            *({**about, "scheme": name, "reason": reasons[name]} for name in names if name in reasons),
+            *({**about, "attack": title, "reason": reason} for title, reason in _refused_attacks(schemes)),
         ],
     }
+
+
+def _refused_attacks(schemes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Attacks that could not be run on any marked net, with the reason: the network's, whatever the scheme."""
+    found: dict[str, str] = {}
+    for row in (row for scheme in schemes for row in scheme["robustness"]):
+        if row["refused"]:
+            found.setdefault(row["attack"], row["refused"])
+    ran = {row["attack"] for scheme in schemes for row in scheme["robustness"] if row["n"]}
+    return [(title, reason) for title, reason in found.items() if title not in ran]
 
 
 def _scheme(bench: Bench, name: str, cells: Found) -> dict[str, Any]:
@@ -151,7 +162,7 @@ def _robustness(cells: Found) -> list[dict[str, Any]]:
     for title, attacks in by_attack(cells, marked=True).items():
         done = [(job, r) for job, r in attacks if r.results.get("status") == "attacked"]
         aligned = [(job, r) for job, r in done if "aligned" in r.results]
-        reasons = [r.results["reason"] for _, r in attacks if "reason" in r.results]
+        reasons = [(r.results["status"], r.results["reason"]) for _, r in attacks if "reason" in r.results]
         rows.append(
             {
                 "attack": title,
@@ -166,7 +177,8 @@ def _robustness(cells: Found) -> list[dict[str, Any]]:
                 "attack_seconds": over_nets(done, lambda r: r["attack_seconds"], least=0.0),
                 "aligned_owned": shares(aligned, lambda r: r["aligned"]["verdict"] == "owned"),
                 "unreadable": next((r.results["unreadable"] for _, r in done if "unreadable" in r.results), None),
-                "refused": reasons[0] if reasons else None,
+                "refused": next((reason for status, reason in reasons if status != "not applicable"), None),
+                "not_applicable": next((reason for status, reason in reasons if status == "not applicable"), None),
             }
         )
     return rows

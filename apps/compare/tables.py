@@ -117,7 +117,7 @@ def closing(results: Mapping[str, Any]) -> Iterator[Table]:
         shown = [[_cell(value) for value in row.values()] for row in rows]
         yield Table("generalisability", "Generalisability", "", list(rows[0]), shown)
     if results["refused"]:
-        names = ("data", "arch", "scheme", "reason")
+        names = ("data", "arch", "scheme", "attack", "reason")
         shown = [[words.clean(row.get(name, "")) for name in names] for row in results["refused"]]
         yield Table("refused", "Refused", "", names, shown)
 
@@ -186,11 +186,16 @@ def _attacked(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return ""
     if not row["n"]:
-        return "refused"
+        return absent(row)
     lost = row["accuracy_lost_points"]
     wrong = f"{100 * row['symbol_error_rate']['mean']:.0f} %" if row["symbol_error_rate"] else "unreadable"
     text = f"{share(row['owned'])}; {wrong}; {-lost['mean'] + 0.0:+.1f} points"
     return f"{text}; aligned {share(row['aligned_owned'])}" if row["aligned_owned"] else text
+
+
+def absent(row: Mapping[str, Any]) -> str:
+    """Why there is no figure of an attack."""
+    return "refused" if row["refused"] or not row.get("not_applicable") else "not applicable"
 
 
 def _capacity(scheme: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:

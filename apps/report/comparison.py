@@ -178,7 +178,7 @@ def _square(row: Mapping[str, Any] | None) -> Square:
     if row is None:
         return Square("–", "", "", None, "not measured")
     if not row["n"]:
-        return Square("refused", "", "", None, words.clean(row["refused"]))
+        return Square(tables.absent(row), "", "", None, words.clean(row["refused"] or row.get("not_applicable")))
     owned = row["owned"]
     wrong = f"{100 * row['symbol_error_rate']['mean']:.0f}% wrong" if row["symbol_error_rate"] else "unreadable"
     lost = f"{tables.between(row['accuracy_lost_points'], '{:.2f}')} points of accuracy lost"
