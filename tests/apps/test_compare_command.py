@@ -16,13 +16,16 @@ from scipy import stats
 from test_cli import ENVIRONMENT, run
 
 from deepseal.adapter import load
-from deepseal.attacks import REMOVAL
+from deepseal.apps.compare import tables
+from deepseal.attacks import QUERY, REMOVAL
+from deepseal.rng import Rng
 from deepseal.watermark import extract, load_key, verify
 from deepseal.watermark.verify import strangers
 
 ARCH = "deepseal.adapter.zoo:mlp"
 LINE = (
-    f"watermark compare --data digits --arch {ARCH} --schemes uchida,adi --attacks prune?sparsity=0.7,permute"
+    f"watermark compare --data digits --arch {ARCH} --schemes uchida,adi --attacks"
+    " prune?sparsity=0.7,permute,rotate,query-noise?deviation=0.05"
     " --seeds 2 --nets 1 --keys 300 --sizes 0.25 --epochs 5 -p adi.steps=150 -p uchida.steps=60 --json --out compare"
 ).split()
 RATE = 1e-6
@@ -93,7 +96,6 @@ def test_the_record_is_the_folder_s(story):
     kept = json.loads((folder / "record.json").read_text())
     assert kept["results"] == record["results"]
     assert record["kind"] == "watermark.compare"
-    assert record["results"]["refused"] == []
 
 
 @pytest.mark.parametrize("name", ["uchida", "adi"])
@@ -158,8 +160,9 @@ class TestAgainstTheFiles:
         assert (found["M"], found["D"], found["nets"]) == (2, 1, 4)
         assert found["imperceptibility_points"] == scheme_of(pair, name)["fidelity"]["change_points"]
         assert found["cost"]["embedding_cpu_seconds"]["mean"] > 0 < found["cost"]["verify_seconds"]["mean"]
-        assert [row["modification"] for row in found["rows"]] == ["none", "prune sparsity=0.7", "permute"]
-        for row, attack in zip(found["rows"][1:], scheme_of(pair, name)["robustness"], strict=True):
+        ran = [attack for attack in scheme_of(pair, name)["robustness"] if attack["n"]]
+        assert [row["modification"] for row in found["rows"]] == ["none", *(attack["attack"] for attack in ran)]
+        for row, attack in zip(found["rows"][1:], ran, strict=True):
             assert row["false_positive"]["count"] == 0 and row["false_positive"]["n"] == 2
             assert row["false_negative"]["count"] == 2 - attack["owned"]["count"]
 
@@ -183,6 +186,36 @@ def test_alignment_brings_a_moved_mark_back(pair):
     assert moved["attack"] == "permute"
     assert moved["owned"]["count"] == 0 and moved["aligned_owned"]["count"] == 2
     assert scheme_of(pair, "adi")["robustness"][1]["owned"]["count"] == 2
+
+
+def test_what_does_not_apply_is_listed_and_not_counted(story, pair):
+    """An MLP has no stream to rotate, and who reads weights asks no question that noise could disturb."""
+    (refused,) = story[1]["results"]["refused"]
+    assert refused["attack"] == "rotate" and "residual stream" in refused["reason"]
+    for name in ("uchida", "adi"):
+        rotated = scheme_of(pair, name)["robustness"][2]
+        assert (rotated["attack"], rotated["n"], rotated["owned"]) == ("rotate", 0, None)
+        assert rotated["refused"] == refused["reason"]
+    noisy = scheme_of(pair, "uchida")["robustness"][3]
+    assert (noisy["n"], noisy["refused"]) == (0, None) and "asks nothing" in noisy["not_applicable"]
+    (row,) = [line for line in tables.markdown(story[1]["results"], rate=RATE).splitlines() if "query-noise" in line][
+        :1
+    ]
+    assert row.split("|")[2].strip() == "not applicable" and "2/2" in row.split("|")[3]
+
+
+def test_noisy_queries(folder, pair, digits):
+    """A server that answers with labels and shakes what it is asked, asked again by hand: other noise, same verdict."""
+    found = scheme_of(pair, "adi")["robustness"][3]
+    assert (found["attack"], found["n"]) == ("query-noise deviation=0.05", 2)
+    for net, errors in zip((0, 1), found["bit_errors"], strict=True):
+        _, marked, key = files(folder, "adi", net)
+        asked = QUERY.build("query-noise", {"deviation": 0.05}).wrap(marked.oracle(), rng=Rng(net))
+        again = verify(asked, key)
+        assert again.verdict == "owned" and abs(again.bit_errors - errors) <= 10
+        right = (asked.query(digits.test.x) == digits.test.y).double().mean()
+        lost = 100 * (marked.accuracy(digits.test).value - float(right))
+        assert abs(lost) <= 5 and abs(found["accuracy_lost_points"]["mean"]) <= 5
 
 
 class _Page(html.parser.HTMLParser):
@@ -245,7 +278,7 @@ def test_only_the_estimate(tmp_path, capsys, monkeypatch):
     code, out, err = run(capsys, monkeypatch, tmp_path, *line, "--estimate", "--json")
     assert code == 0, err
     assert json.loads(out)["results"]["estimated_seconds"] > 0
-    assert not list((tmp_path / "compare" / "cells").iterdir())
+    assert not (tmp_path / "compare").exists()
 
 
 @pytest.mark.parametrize(
@@ -277,6 +310,7 @@ def test_bad_input_is_one_line(change, says, tmp_path, capsys, monkeypatch):
     code, out, err = run(capsys, monkeypatch, tmp_path, *words)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1 and says in err, err
+    assert not (tmp_path / "compare").exists()
 
 
 def test_several_networks_and_payloads_and_what_does_not_fit(tmp_path, capsys, monkeypatch):

@@ -35,11 +35,15 @@ class TestPlan:
         attacks = parse_attacks(name)
         assert len({attack.title for attack in attacks}) == len(attacks)
         for attack in attacks:
-            REMOVAL.build(attack.name, attack.against("deepsigns-blackbox", {"triggers": 50}))
+            attack.build(attack.against("deepsigns-blackbox", {"triggers": 50}))
 
     def test_attacks_have_parameters(self):
-        found = parse_attacks("prune?sparsity=0.8&scope=layer,fine-tune?epochs=2")
-        assert found == (Attack("prune", {"sparsity": 0.8, "scope": "layer"}), Attack("fine-tune", {"epochs": 2}))
+        found = parse_attacks("prune?sparsity=0.8&scope=layer,query-noise?deviation=0.2")
+        assert found == (
+            Attack("prune", {"sparsity": 0.8, "scope": "layer"}),
+            Attack("query-noise", {"deviation": 0.2}),
+        )
+        assert [attack.on_queries for attack in found] == [False, True]
 
     @pytest.mark.parametrize("text", ["prun", "prune?no=1", "prune?sparsity=2", ""])
     def test_wrong_attacks_are_refused(self, text):
