@@ -90,6 +90,16 @@ def tables(pair: Mapping[str, Any]) -> Iterator[Table]:
             ["attack", *(scheme["scheme"] for scheme in schemes)],
             [[name, *(_attacked(_row(scheme, name)) for scheme in schemes)] for name in titles],
         )
+    lost = [_removal(pair, scheme, row) for scheme in schemes for row in _removals(scheme)]
+    if lost:
+        yield Table(
+            "removal",
+            "What removes a mark, and what it costs the thief",
+            "Attacks after which a mark was not owned on some net. Removed: at a loss of less than 5 points. The time"
+            " is the thief's, who has the owner's training data, as a share of the owner's training.",
+            ["scheme", "attack", "not owned", "removed", "aligned, owned", "accuracy lost, points", "time, %"],
+            lost,
+        )
     if any(len(scheme["capacity"]) > 1 for scheme in schemes):
         yield Table(
             "capacity",
@@ -191,6 +201,24 @@ def _attacked(row: Mapping[str, Any] | None) -> str:
     wrong = f"{100 * row['symbol_error_rate']['mean']:.0f} %" if row["symbol_error_rate"] else "unreadable"
     text = f"{share(row['owned'])}; {wrong}; {-lost['mean'] + 0.0:+.1f} points"
     return f"{text}; aligned {share(row['aligned_owned'])}" if row["aligned_owned"] else text
+
+
+def _removals(scheme: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    rows = [] if scheme["scheme"] == "plain" else scheme["robustness"]
+    return [row for row in rows if row["n"] and row["owned"]["count"] < row["n"]]
+
+
+def _removal(pair: Mapping[str, Any], scheme: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
+    training = (pair["training_seconds"] or {}).get("mean")
+    return [
+        scheme["scheme"],
+        row["attack"],
+        f"{row['n'] - row['owned']['count']}/{row['n']}",
+        share(row["removed"]),
+        share(row["aligned_owned"]),
+        between(row["accuracy_lost_points"], "{:.1f}"),
+        f"{100 * row['attack_seconds']['mean'] / training:.0f}" if training else "",
+    ]
 
 
 def absent(row: Mapping[str, Any]) -> str:

@@ -188,6 +188,13 @@ def test_alignment_brings_a_moved_mark_back(pair):
     assert scheme_of(pair, "adi")["robustness"][1]["owned"]["count"] == 2
 
 
+def test_what_removes_a_mark_is_one_table(pair):
+    (table,) = [table for table in tables.tables(pair) if table.name == "removal"]
+    rows = {tuple(row[:2]): row[2:] for row in table.rows}
+    assert rows["uchida", "permute"][:4] == ["2/2", "2/2", "2/2", "0.0"]
+    assert ("adi", "permute") not in rows and ("uchida", "prune sparsity=0.7") not in rows
+
+
 def test_what_does_not_apply_is_listed_and_not_counted(story, pair):
     """An MLP has no stream to rotate, and who reads weights asks no question that noise could disturb."""
     (refused,) = story[1]["results"]["refused"]
