@@ -81,6 +81,7 @@ DETECTORS: Registry[Detector] = Registry(
         "max-softmax": "deepseal.defense.confidence:MaxSoftmax",
         "energy": "deepseal.defense.confidence:Energy",
         "density": "deepseal.defense.density:LatentDensity",
+        "dictionary": "deepseal.defense.dictionary:Dictionary",
         "hdda": "deepseal.defense.hdda:HDDA",
         "ratio": "deepseal.defense.ratio:DistanceRatio",
         "inrel": "deepseal.defense.input_pca:RelativeReconstruction",
