@@ -82,6 +82,7 @@ DETECTORS: Registry[Detector] = Registry(
         "energy": "deepseal.defense.confidence:Energy",
         "density": "deepseal.defense.density:LatentDensity",
         "dictionary": "deepseal.defense.dictionary:Dictionary",
+        "deepfense-latent": "deepseal.defense.latent_defender:DeepFenseLatent",
         "hdda": "deepseal.defense.hdda:HDDA",
         "ratio": "deepseal.defense.ratio:DistanceRatio",
         "inrel": "deepseal.defense.input_pca:RelativeReconstruction",
