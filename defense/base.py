@@ -91,6 +91,13 @@ DETECTORS: Registry[Detector] = Registry(
         "dist": "deepseal.defense.boundary:BoundaryDistance",
         "squeeze": "deepseal.defense.squeezing:FeatureSqueezing",
         "flip": "deepseal.defense.flip:FlipConsistency",
+        "mahalanobis": "deepseal.defense.mahalanobis:Mahalanobis",
+        "lid": "deepseal.defense.lid:LID",
+        "knn": "deepseal.defense.knn:NearestNeighbours",
+        "kernel-density": "deepseal.defense.kernel_density:KernelDensity",
+        "magnet": "deepseal.defense.magnet:MagNet",
+        "vim": "deepseal.defense.vim:ViM",
+        "gram": "deepseal.defense.gram:Gram",
         "constant": "deepseal.defense.constant:Constant",
     },
 )

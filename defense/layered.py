@@ -90,8 +90,8 @@ class AtLayers(Parameters):
         return dataclasses.replace(self, layers=tuple(names), pools=tuple(pools))
 
     def _rule(self, model: Classifier, layer: str) -> str:
-        reading = layer_readings(model, [layer])[layer]
-        return "space" if reading.pool == "none" and len(reading.shape) > 1 else reading.pool
+        pool = tap_at(model, layer).pool
+        return "space" if pool == "none" and len(layer_readings(model, [layer], pool)[layer].shape) > 1 else pool
 
 
 @dataclasses.dataclass(frozen=True)
