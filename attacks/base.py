@@ -153,6 +153,8 @@ EVASION: Registry[Evasion] = Registry(
         "cw": "deepseal.attacks.evasion.carlini_wagner:CarliniWagner",
         "square": "deepseal.attacks.evasion.square:Square",
         "hop-skip-jump": "deepseal.attacks.evasion.hop_skip_jump:HopSkipJump",
+        "adaptive-pgd": "deepseal.attacks.evasion.adaptive_pgd:AdaptivePGD",
+        "adaptive-cw": "deepseal.attacks.evasion.adaptive_cw:AdaptiveCW",
     },
 )
 
