@@ -17,7 +17,7 @@ from torch import Tensor
 from deepseal.adapter import Differentiable, Split
 from deepseal.attacks.base import Guarded, Perturbed
 from deepseal.attacks.evasion.guarded import Walk, adaptive, averaged_suspicion, guarded, surrogates
-from deepseal.attacks.evasion.search import Search, along
+from deepseal.attacks.evasion.search import Search, along, ranked_class
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import Rng
 
@@ -73,7 +73,7 @@ class AdaptivePGD(Parameters):
             start = x
             if restart:
                 start = self._within(x, x + self._radius(model) * _drawn(x, self.norm, generator), model)
-            target = _ranked(model, x, y, restart) if restart else None
+            target = ranked_class(model, x, y, restart - 1) if restart else None
             return self._descend(model, x, start, y, target, loss, surrogate)
 
         return search
@@ -173,12 +173,6 @@ def _drawn(x: Tensor, norm: str, generator: torch.Generator) -> Tensor:
         return torch.empty_like(x).uniform_(-1.0, 1.0, generator=generator)
     drawn = torch.randn(x.shape, generator=generator)
     return drawn / _lengths(drawn) * along(torch.rand(len(x), generator=generator), x)
-
-
-def _ranked(model: Guarded, x: Tensor, y: Tensor, rank: int) -> Tensor:
-    """(N,) the rank-th likeliest wrong class; round again where there are no more."""
-    others = model.query(x).scatter(1, y[:, None], float("-inf")).argsort(dim=1, descending=True)[:, :-1]
-    return others[:, (rank - 1) % others.shape[1]]
 
 
 def _sizes(values: Tensor) -> Tensor:

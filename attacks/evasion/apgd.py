@@ -1,7 +1,7 @@
 """Auto-PGD: projected gradients with momentum, whose step size follows the progress.
 
 Source: F. Croce, M. Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free
-attacks", ICML 2020 (arXiv 2003.01690), algorithm 1, conditions 1 and 2, and the DLR loss of equation 6.
+attacks", ICML 2020 (arXiv 2003.01690), algorithm 1, conditions 1 and 2, and the DLR losses of equations 6 and 7.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from deepseal.adapter import Differentiable, Split
 from deepseal.attacks.base import Perturbed
 from deepseal.attacks.evasion.pgd import Objective, cross_entropy_of
-from deepseal.attacks.evasion.search import attacked
+from deepseal.attacks.evasion.search import Search, first_success, ranked_class
 from deepseal.errors import InputError
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import Rng
@@ -29,6 +29,7 @@ class APGD(Parameters):
     """Croce and Hein, 2020 (L-inf): where the loss stops rising the step is halved, and the search goes on at the best.
 
     ``loss="dlr"`` is the difference of logits ratio, which no scaling of the logits flattens; it needs three classes.
+    ``loss="targeted"`` is its targeted form, run towards one likely wrong class after the other; it needs four.
     """
 
     name: ClassVar[str] = "apgd"
@@ -36,23 +37,41 @@ class APGD(Parameters):
     epsilon: float = parameter(0.3, "radius of the ball, as a share of the bounds' width", minimum=0.0)
     steps: int = parameter(100, "gradient steps", minimum=2, maximum=100_000)
     restarts: int = parameter(1, "random starting points", minimum=1, maximum=10_000)
-    loss: str = parameter("ce", "cross-entropy, or difference of logits ratio", choices=("ce", "dlr"))
+    loss: str = parameter(
+        "ce", "cross-entropy, difference of logits ratio, or its targeted form", choices=("ce", "dlr", "targeted")
+    )
+    targets: int = parameter(9, "classes that each restart of the targeted loss aims at", minimum=1, maximum=10_000)
 
     def perturb(self, model: Differentiable, data: Split, *, rng: Rng) -> Perturbed:
         """Raise the loss.
 
         Raises:
-            InputError: fewer than three classes for ``dlr``, or see ``search.attacked``.
+            InputError: fewer than three classes for ``dlr``, four for ``targeted``, or see ``search.first_success``.
         """
-        if self.loss == "dlr" and model.spec.num_classes < 3:
-            raise InputError("three classes for the dlr loss", found=str(model.spec.num_classes), do="use loss=ce")
+        least = {"ce": 0, "dlr": 3, "targeted": 4}[self.loss]
+        if 0 < model.spec.num_classes < least:
+            number, given = {3: "three", 4: "four"}[least], str(model.spec.num_classes)
+            raise InputError(f"{number} classes for the {self.loss} loss", found=given, do="use loss=ce")
+        ranks = range(min(self.targets, model.spec.num_classes - 1) if self.loss == "targeted" else 1)
+        searches = [self._search(model, rank) for _ in range(self.restarts) for rank in ranks]
+        found, _ = first_success(model, data, searches, rng=rng)
+        return found
 
+    def _search(self, model: Differentiable, rank: int) -> Search:
         def search(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-            objective = cross_entropy_of(model, y) if self.loss == "ce" else difference_of_logits_ratio(model, y)
             low, high = model.spec.bounds
-            return climbed(x, objective, self.epsilon * (high - low), (low, high), self.steps, generator)
+            return climbed(
+                x, self._objective(model, x, y, rank), self.epsilon * (high - low), (low, high), self.steps, generator
+            )
 
-        return attacked(model, data, search, rng=rng, restarts=self.restarts)
+        return search
+
+    def _objective(self, model: Differentiable, x: Tensor, y: Tensor, rank: int) -> Objective:
+        if self.loss == "ce":
+            return cross_entropy_of(model, y)
+        if self.loss == "dlr":
+            return difference_of_logits_ratio(model, y)
+        return targeted_ratio(model, y, ranked_class(model, x, y, rank))
 
 
 def difference_of_logits_ratio(model: Differentiable, labels: Tensor) -> Objective:
@@ -65,6 +84,18 @@ def difference_of_logits_ratio(model: Differentiable, labels: Tensor) -> Objecti
         other = logits.scatter(1, index, float("-inf")).amax(dim=1)
         top = logits.topk(3, dim=1).values
         return -(own - other) / (top[:, 0] - top[:, 2] + 1e-12)
+
+    return objective
+
+
+def targeted_ratio(model: Differentiable, labels: Tensor, targets: Tensor) -> Objective:
+    """(N,) -(z_y - z_t) / (z_(1) - (z_(3) + z_(4)) / 2), the logits in descending order (equation 7)."""
+
+    def objective(z: Tensor) -> Tensor:
+        logits = model.logits(z)
+        own, aimed = (logits.gather(1, index[:, None].to(logits.device))[:, 0] for index in (labels, targets))
+        top = logits.topk(4, dim=1).values
+        return -(own - aimed) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
 
     return objective
 

@@ -97,7 +97,6 @@ def first_success(
         firsts.append(int((fooled & ~before).sum()))
     some = torch.nonzero(fooled).reshape(-1)[:_ALONE]
     alone = sum(int(judge(x[row : row + 1], data.y[row : row + 1], 1)[1]) for row in some.tolist())
-    change = (x - clean)[fooled].flatten(1)
     evidence = {
         "attacked": int(right.sum()),
         "fooled": int(fooled.sum()),
@@ -105,12 +104,20 @@ def first_success(
         "unsound_candidates": rejected,
         "asked_alone": len(some),
         "fooled_alone": alone,
-        "mean_linf": float(change.abs().amax(dim=1).mean()) if len(change) else None,
-        "mean_l2": float(change.norm(dim=1).mean()) if len(change) else None,
+        **sizes(x, clean, fooled),
     }
     if alarms is not None:
         evidence["wrong"] = int(misled.sum())
     return Perturbed(x, fooled, evidence), firsts
+
+
+def sizes(x: Tensor, clean: Tensor, fooled: Tensor) -> dict[str, float | None]:
+    """Mean length of the changes that fool, in both norms; None where there are none."""
+    change = (x - clean)[fooled].flatten(1)
+    return {
+        "mean_linf": float(change.abs().amax(dim=1).mean()) if len(change) else None,
+        "mean_l2": float(change.norm(dim=1).mean()) if len(change) else None,
+    }
 
 
 def labels_of(model: BlackBox, x: Tensor, batch: int = BATCH) -> Tensor:
@@ -119,6 +126,12 @@ def labels_of(model: BlackBox, x: Tensor, batch: int = BATCH) -> Tensor:
         return torch.zeros(0, dtype=torch.int64)
     answers = torch.cat([model.query(part) for part in x.split(batch)])
     return answers.to(torch.int64) if model.output == "labels" else answers.argmax(dim=1)
+
+
+def ranked_class(model: BlackBox, x: Tensor, y: Tensor, rank: int) -> Tensor:
+    """(N,) the wrong class of that rank, the likeliest being 0; round again where there are no more."""
+    others = model.query(x).scatter(1, y[:, None], float("-inf")).argsort(dim=1, descending=True)[:, :-1]
+    return others[:, rank % others.shape[1]]
 
 
 def along(values: Tensor, like: Tensor) -> Tensor:

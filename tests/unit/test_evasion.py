@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import linprog
 from torch import nn
 
 from deepseal.adapter import Classifier, InputSpec, Oracle, Split
 from deepseal.attacks import EVASION
-from deepseal.attacks.evasion.apgd import APGD, _checkpoints, difference_of_logits_ratio
+from deepseal.attacks.evasion.apgd import APGD, _checkpoints, difference_of_logits_ratio, targeted_ratio
 from deepseal.attacks.evasion.carlini_wagner import CarliniWagner
 from deepseal.attacks.evasion.deepfool import DeepFool
+from deepseal.attacks.evasion.ensemble import Auto
+from deepseal.attacks.evasion.fab import FAB, nearest_on_border
 from deepseal.attacks.evasion.hop_skip_jump import HopSkipJump
 from deepseal.attacks.evasion.jsma import JSMA
 from deepseal.attacks.evasion.search import attacked
@@ -27,6 +31,8 @@ QUICK = {
     "noise": {"epsilon": 0.2},
     "apgd": {"epsilon": 0.2, "steps": 20},
     "square": {"epsilon": 0.2, "queries": 150},
+    "fab": {"epsilon": 0.2, "steps": 20, "restarts": 2},
+    "auto": {"epsilon": 0.2, "steps": 10, "queries": 100},
     "cw": {"steps": 40, "searches": 3},
     "hop-skip-jump": {"iterations": 4, "queries": 40},
     "jsma": {"gamma": 0.4},
@@ -90,6 +96,7 @@ class TestEveryOne:
 
     def test_inputs_that_are_no_images(self, name, linear, points):
         params = {"jsma": {"gamma": 1.0}, "hop-skip-jump": {"iterations": 3, "queries": 30}}
+        params["auto"] = {"steps": 10, "queries": 50}
         result = EVASION.build(name, params.get(name, {})).perturb(linear, points, rng=Rng(0))
         assert result.evidence["attacked"] == 30
         assert name == "noise" or result.evidence["fooled"] >= 5
@@ -197,6 +204,84 @@ class TestExactOnALinearModel:
         ratio = (result.x - points.x).norm(dim=1) / self.distances(linear, points)
         assert float(ratio.median()) < 1.2
         assert oracle.queries > 1000
+
+
+class TestFAB:
+    def test_projection_is_the_linear_programme_s(self):
+        """min t such that |d| <= t, within the bounds, on the border; else as near the border as the bounds let."""
+        generator = Rng(2).torch()
+        x = torch.rand(40, 6, generator=generator)
+        slope = torch.randn(40, 6, generator=generator)
+        slope[:, 2] = 0.0
+        gap = torch.randn(40, generator=generator) * 2.0
+        found = nearest_on_border(x, slope, gap, (0.0, 1.0))
+        assert 0.0 <= float(found.min()) <= float(found.max()) <= 1.0
+        reached = 0
+        for row in range(40):
+            a, w, b = x[row].double().numpy(), slope[row].double().numpy(), float(gap[row])
+            n = len(a)
+            size = np.concatenate([np.zeros(n), [1.0]])
+            upper = np.concatenate(
+                [np.concatenate([np.eye(n), -np.ones((n, 1))], 1), np.concatenate([-np.eye(n), -np.ones((n, 1))], 1)]
+            )
+            box = [*zip(-a, 1.0 - a, strict=True), (0.0, None)]
+            best = linprog(size, A_ub=upper, b_ub=np.zeros(2 * n), A_eq=[[*w, 0.0]], b_eq=[-b], bounds=box)
+            value = float(slope[row] @ (found[row] - x[row])) + b
+            if best.success:
+                reached += 1
+                assert value == pytest.approx(0.0, abs=1e-5)
+                assert float((found[row] - x[row]).abs().max()) == pytest.approx(best.fun, abs=1e-5)
+            else:
+                most = np.where(np.sign(w) * np.sign(b) < 0, 1.0 - a, a)
+                assert value == pytest.approx(b - np.sign(b) * np.abs(w) @ most, abs=1e-5)
+        assert 10 < reached < 40
+
+    def test_nearest_of_a_linear_model(self, linear, points):
+        """The border's distance in the maximum norm is the gap over the slope's sum."""
+        weight = linear.module.weight.detach()
+        z = linear.query(points.x)
+        nearest = torch.full((30,), float("inf"))
+        for other in range(3):
+            gap = z.gather(1, points.y[:, None])[:, 0] - z[:, other]
+            distance = gap / (weight[points.y] - weight[other]).abs().sum(dim=1)
+            nearest = torch.where(points.y == other, nearest, torch.minimum(nearest, distance))
+        for radius in (0.05, 0.1):
+            result = FAB(epsilon=radius / 5.0, steps=20, restarts=2).perturb(linear, points, rng=Rng(0))
+            clear = (nearest - radius).abs() > 0.004
+            assert torch.equal(result.fooled[clear], nearest[clear] < radius)
+        assert 5 < int(result.fooled.sum()) < 30
+
+
+def test_the_targeted_ratio_falls_back_on_nothing(linear, base, some, points):
+    """It does not change with the scale of the logits, rises where the target gains, and needs four classes."""
+    target = (some.y + 1) % 10
+    loss = targeted_ratio(base, some.y, target)(some.x)
+    scaled = Classifier(nn.Sequential(base.copy().module, _Scale(100.0)), base.spec)
+    assert torch.allclose(loss, targeted_ratio(scaled, some.y, target)(some.x), atol=1e-4)
+    z = base.query(some.x)
+    gain = z.gather(1, target[:, None])[:, 0] > z.gather(1, some.y[:, None])[:, 0]
+    assert torch.equal(loss > 0, gain)
+    with pytest.raises(InputError, match="four classes"):
+        APGD(loss="targeted").perturb(linear, points, rng=Rng(0))
+
+
+class TestTogether:
+    def test_each_member_attacks_what_is_left(self, base, some):
+        result = Auto(epsilon=0.08, steps=10, queries=50).perturb(base, some, rng=Rng(0))
+        members = result.evidence["members"]
+        left = members[0]["attacked"]
+        assert [one["attack"] for one in members] == ["apgd", "apgd", "fab", "square"]
+        for one in members:
+            assert one["attacked"] == left
+            left -= one["fooled"]
+        assert result.evidence["attacked"] - left == result.evidence["fooled"] == int(result.fooled.sum())
+        alone = APGD(epsilon=0.08, steps=10).perturb(base, some, rng=Rng(0).child("member", 0))
+        assert bool(result.fooled[alone.fooled].all())
+        assert 0 < left < result.evidence["attacked"]
+
+    def test_members_fit_the_number_of_classes(self):
+        losses = {n: [getattr(one, "loss", "") for one in Auto().members(n)] for n in (2, 3, 4)}
+        assert losses == {2: ["ce", "", ""], 3: ["ce", "dlr", "", ""], 4: ["ce", "targeted", "", ""]}
 
 
 def test_confidence_is_what_the_wrong_logit_wins_by(base, some):
