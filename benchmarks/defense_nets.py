@@ -1,4 +1,4 @@
-"""The networks of the defence benchmarks: LeNet-like, on MNIST and Fashion-MNIST, trained once for each seed and kept."""
+"""The networks of the defence benchmarks: LeNet-like, on MNIST and Fashion-MNIST, trained once a seed and kept."""
 
 from __future__ import annotations
 
