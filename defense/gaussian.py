@@ -11,6 +11,7 @@ from deepseal.errors import InputError
 
 WIDEST = 4096  # features: a covariance of these takes 128 MiB
 _FLOOR = 1e-12
+_LEAST = 1e-6  # of trace/D on the diagonal, so that constant features have a density too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ class ClassGaussians:
         for one in moments:
             known = one if one.count > 1 else whole
             covariance = known.covariance
-            strength = max(shrinkage, width / (width + known.count) if known.count <= width else 0.0)
+            strength = max(shrinkage, _LEAST, width / (width + known.count) if known.count <= width else 0.0)
             level = (covariance.trace() / width).clamp_min(_FLOOR)
             eye = torch.eye(width, dtype=torch.float64)
             factor = torch.linalg.cholesky((1.0 - strength) * covariance + strength * level * eye)
