@@ -84,7 +84,7 @@ class LatentDensity(Parameters):
 
     def score(self, context: Context, state: State) -> Tensor:
         """(N,) negative log densities."""
-        rows = (self._rows(context) - state["mean"]) @ state["directions"]
+        rows = (self._rows(context).to(state["mean"]) - state["mean"]) @ state["directions"]
         classes = context.predicted if self.per_class else torch.zeros_like(context.predicted)
         return -log_density(rows, classes, state["means"], state["whiten"], state["offset"])
 

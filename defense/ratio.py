@@ -76,13 +76,13 @@ class DistanceRatio(Parameters):
         order = torch.argsort(chosen.split.y, stable=True)
         return {
             "directions": directions.float().contiguous(),
-            "references": (torch.cat(rows)[order] @ directions.float()).contiguous(),
+            "references": (torch.cat(rows)[order].float() @ directions.float()).contiguous(),
             "labels": chosen.split.y[order],
         }
 
     def score(self, context: Context, state: State) -> Tensor:
         """(N,) log ratios of distances; of a class without references relative to all of them."""
-        rows = self._rows(context) @ state["directions"]
+        rows = self._rows(context).to(state["directions"]) @ state["directions"]
         references, labels = state["references"], state["labels"]
         squared = rows.square().sum(dim=1, keepdim=True) + references.square().sum(dim=1) - 2.0 * rows @ references.T
         own = context.predicted[:, None] == labels[None, :]
