@@ -27,7 +27,7 @@ def show_(records: Records, json: Json = False) -> None:
 def html(
     records: Records,
     out: Out,
-    title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "Model ownership report",
+    title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
     force: Force = False,
     json: Json = False,
 ) -> None:

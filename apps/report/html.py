@@ -10,23 +10,27 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from deepseal.apps.report import comparison, plots, story, words
+from deepseal.apps.report import comparison, detection, plots, story, words
 from deepseal.record import Record
 
 _PAGE = "page.html.j2"
 _COMPARISON = "comparison.html.j2"
+_DETECTION = "detection.html.j2"
 
 
-def render(records: Sequence[Record], *, title: str = "Model ownership report") -> str:
-    """The records as one HTML file; a comparison alone has a page of its own.
+def render(records: Sequence[Record], *, title: str | None = None) -> str:
+    """The records as one HTML file; a comparison, or a monitor's evaluation, alone has a page of its own.
 
     Args:
         records: in the order of their numbers on the page; an empty list gives a page that says so.
-        title: heading and title of the page.
+        title: heading and title of the page; None for one that fits the records.
     """
     if len(records) == 1 and comparison.is_comparison(records[0]):
         page = _environment().get_template(_COMPARISON)
-        return page.render(title=words.clean(title, 200), **comparison.view(records[0]))
+        return page.render(title=words.clean(title or "Comparison of marks", 200), **comparison.view(records[0]))
+    if len(records) == 1 and detection.is_evaluation(records[0]):
+        page = _environment().get_template(_DETECTION)
+        return page.render(title=words.clean(title or "Evaluation of a monitor", 200), **detection.view(records[0]))
     rows = story.rows(records)
     numbers = {id(record): number for number, record in enumerate(records, start=1)}
     headline, remarks = story.headline(records, rows)
@@ -35,7 +39,7 @@ def render(records: Sequence[Record], *, title: str = "Model ownership report") 
         _environment()
         .get_template(_PAGE)
         .render(
-            title=words.clean(title, 200),
+            title=words.clean(title or "Model ownership report", 200),
             tone=decided[0].verdict if decided else "none",
             headline=headline,
             remarks=remarks,

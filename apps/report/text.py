@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deepseal.apps.report import comparison, story, words
+from deepseal.apps.report import comparison, detection, story, words
 from deepseal.record import Record
 
 _STYLES = {
@@ -26,6 +26,8 @@ def show(record: Record) -> RenderableType:
     parts: list[RenderableType] = [Text(words.sentence(record), style=_style(record))]
     if comparison.is_comparison(record):
         record = record.model_copy(update={"results": comparison.brief(record.results)})
+    if detection.is_evaluation(record):
+        record = record.model_copy(update={"results": detection.brief(record.results)})
     tables = {name: grid for name, value in record.results.items() if (grid := words.grid(value)) is not None}
     if record.kind == "watermark.verify" and record.status == "ok":
         parts += [Text(), _pairs("read from the model", _details(record))]

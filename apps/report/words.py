@@ -266,6 +266,8 @@ def sentence(record: Record, probability: Probability = probability) -> str:
     if record.kind == "watermark.compare":
         pairs = results.get("pairs")
         return f"compared on {count(len(pairs) if isinstance(pairs, list) else None)} data set and network pairs"
+    if record.kind in _MONITORS:
+        return _MONITORS[record.kind](results)
     return f"{clean(record.kind, 60)}: done"
 
 
@@ -289,6 +291,36 @@ def grid(value: object) -> tuple[list[str], list[list[Any]]] | None:
     left = [f"{len(every) - len(names)} more columns"] * (len(every) > len(names))
     left += [f"{len(value) - len(rows)} more rows"] * (len(value) > len(rows))
     return names, [*rows, [f"… {', '.join(left)}", *[""] * (len(names) - 1)]] if left and names else rows
+
+
+def _fitted(results: Mapping[str, Any]) -> str:
+    members = results.get("members")
+    named = [text(at(member, "title")) for member in members] if isinstance(members, list) else []
+    return f"fitted {', '.join(named)} on {count(results.get('samples'))} samples; calibrate it next"
+
+
+def _calibrated(results: Mapping[str, Any]) -> str:
+    limit = f"threshold {count(results.get('threshold'))} from {count(results.get('n'))} clean samples"
+    return f"{text(results.get('promise'))}: {limit}"
+
+
+def _detected(results: Mapping[str, Any]) -> str:
+    return f"{count(results.get('alarms'))} of {count(results.get('inputs'))} inputs raise the alarm"
+
+
+def _evaluated(results: Mapping[str, Any]) -> str:
+    rates = results.get("false_positives")
+    known = [row for row in rates if at(row, "guaranteed") is True] if isinstance(rates, list) else []
+    said = [f"{percent(at(row, 'realised', 'value'))} for {percent(at(row, 'nominal'))} promised" for row in known[:2]]
+    return f"false alarms: {', '.join(said) or MISSING}"
+
+
+_MONITORS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "defense.fit": _fitted,
+    "defense.calibrate": _calibrated,
+    "defense.detect": _detected,
+    "defense.evaluate": _evaluated,
+}
 
 
 def _accuracy_change(results: Mapping[str, Any]) -> str:
