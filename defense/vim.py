@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from deepseal.adapter import Classifier
+from deepseal.adapter import BlackBox, Classifier
+from deepseal.adapter.capture import execution_order
 from deepseal.adapter.training import output_layer
 from deepseal.defense.base import State
 from deepseal.defense.context import Context, Reference
@@ -32,6 +33,22 @@ class ViM(AtLayer):
     name: ClassVar[str] = "vim"
 
     directions: int | None = parameter(None, "principal directions; none: 1000, 512 or half of the width", minimum=1)
+
+    def placed(self: ViM, model: BlackBox) -> ViM:
+        """The same with its layer settled: ``last`` is the one whose output the last linear layer takes.
+
+        Raises:
+            UnknownNameError: no such layer.
+            InputError: a model whose layers cannot be read.
+        """
+        settled = super().placed(model)
+        if self.layer != "last" or not isinstance(model, Classifier):
+            return settled
+        order, last = execution_order(model.module, model.probe()), output_layer(model)
+        place = [name for name, _, _ in order].index(last)
+        width = getattr(order[place][1], "in_features", None)
+        before = [name for name, _, shape in order[:place] if shape == (width,)]
+        return super(ViM, dataclasses.replace(self, layer=before[-1])).placed(model) if before else settled
 
     def fit(self, reference: Reference, *, rng: Rng) -> dict[str, Tensor]:
         """The subspace, and the factor that makes the virtual logit as large as the largest true one.

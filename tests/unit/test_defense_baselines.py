@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -28,7 +27,6 @@ from deepseal.rng import Rng
 
 NoTrace = Callable[[Classifier], AbstractContextManager[None]]
 NAMES = ("mahalanobis", "lid", "knn", "kernel-density", "magnet", "vim", "gram")
-TRAPS = (*NAMES, "hdda", "dictionary", "deepfense-latent")
 CLASSES, SIDE = 3, 8
 
 
@@ -270,70 +268,3 @@ def test_tells_attacked_inputs_and_leaves_no_trace(
         assert bool((gradient.flatten(1).abs().sum(dim=1) > 0).all())
     assert float((found[:, None] > clean[None, :]).float().mean()) > 0.6  # area under the curve
     assert not detector.needs.supervised
-
-
-def _traps(name: str) -> Any:
-    small = {"dictionary": {"rounds": 1, "atoms": 20}, "magnet": {"epochs": 1}, "deepfense-latent": {"epochs": 1}}
-    return DETECTORS.build(name, small.get(name, {}))
-
-
-@pytest.mark.parametrize("name", TRAPS)
-def test_an_absent_class_few_samples_and_constant_features(name: str) -> None:
-    model = _net()
-    with torch.no_grad():
-        model.module[3].weight[4:].zero_()  # six features of the last hidden layer are constant
-    full = _data(60)
-    for split in (full.take(torch.nonzero(full.y != 1).reshape(-1)), _data(8), _data(4)):
-        detector = _traps(name).placed(model)
-        state = detector.fit(Reference(model, split), rng=Rng(0))
-        assert all(bool(torch.isfinite(value).all()) for value in state.values())
-        scores = detector.score(_context(model, _data(30, seed=1).tensor, detector), state)
-        assert bool(torch.isfinite(scores).all())
-
-
-@pytest.mark.parametrize("name", TRAPS)
-def test_one_input_scores_as_it_does_among_many_and_labels_are_used_as_they_are(name: str) -> None:
-    model, data = _net(), _data(60)
-    detector = _traps(name).placed(model)
-    state = detector.fit(Reference(model, data), rng=Rng(0))
-    again = detector.fit(Reference(model, data), rng=Rng(0))
-    assert all(torch.equal(state[tensor], again[tensor]) for tensor in state)
-    x = _data(12, seed=1).tensor
-    together = detector.score(_context(model, x, detector), state)
-    alone = torch.cat([detector.score(one, state) for one in contexts(model, x, detector.needs.taps, batch=1)])
-    torch.testing.assert_close(alone, together, rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.parametrize("name", TRAPS)
-def test_half_precision_and_one_logit(name: str) -> None:
-    data = _data(60)
-    half = _net()
-    half.module.to(torch.bfloat16)
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 1))
-    one = Classifier(module, InputSpec((1, SIDE, SIDE), 2))
-    for model, split in ((half, data), (one, dataclasses.replace(data, y=data.y % 2))):
-        detector = _traps(name).placed(model)
-        state = detector.fit(Reference(model, split), rng=Rng(0))
-        scores = detector.score(_context(model, split.tensor[:10], detector), state)
-        assert scores.shape == (10,)
-        assert scores.dtype in (torch.float32, torch.float64)
-        assert bool(torch.isfinite(scores).all())
-
-
-def test_inputs_that_are_no_images() -> None:
-    torch.manual_seed(0)
-    model = Classifier(
-        nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)), InputSpec((9,), 3)
-    )
-    x = torch.rand(90, 9, generator=Rng(0).torch())
-    for name in NAMES:
-        detector = _traps(name).placed(model)
-        state = detector.fit(Reference(model, Split(x, torch.arange(90) % 3)), rng=Rng(0))
-        assert bool(torch.isfinite(detector.score(_context(model, x[:9], detector), state)).all())
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "magnet"])
-def test_layers_of_a_model_that_only_answers_are_refused(name: str, base: Classifier) -> None:
-    with pytest.raises(InputError, match="layers can be read"):
-        DETECTORS.build(name, {}).placed(base.oracle())
