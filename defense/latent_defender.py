@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,7 @@ from deepseal.rng import Rng
 
 _TUNED = "tuned."
 _CENTRES_RATE = 1e-2
+_KEPT = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,8 +186,18 @@ def _single(model: Classifier) -> Classifier:
     return Classifier(in_single_precision(model.module), model.spec, metadata=model.metadata)
 
 
+# Tuned copies by victim: one is built from its weights once, not for every batch.
+_COPIES: WeakKeyDictionary[Classifier, dict[tuple[int, str], tuple[Tensor, Classifier]]] = WeakKeyDictionary()
+
+
 def _tuned(model: Classifier, state: State) -> Classifier:
-    copy = _single(model).copy()
-    weights = {name[len(_TUNED) :]: value for name, value in state.items() if name.startswith(_TUNED)}
-    copy.module.load_state_dict(weights)
-    return copy
+    built, key = _COPIES.setdefault(model, {}), (id(state["mean"]), str(model.device))
+    if key not in built:
+        copy = _single(model).copy()
+        weights = {name[len(_TUNED) :]: value for name, value in state.items() if name.startswith(_TUNED)}
+        copy.module.load_state_dict(weights)
+        copy.module.requires_grad_(False)
+        while len(built) >= _KEPT:
+            built.pop(next(iter(built)))
+        built[key] = state["mean"], copy  # the tensor is kept, so that no other has its id
+    return built[key][1]
