@@ -26,6 +26,7 @@ from deepseal.rng import Rng
 
 _VALUES = 1 << 24  # of Gram matrices at once
 _FLOOR = 1e-6
+_LARGEST = 1 << 16  # values of a map that are read one by one
 _DEAD = 1e-3  # of the largest channel's bound: what a silent one is measured by
 _LEAST = 1e-2  # mean deviation, where clean data that set no bounds hardly left them
 _SMALLEST = 1e-30  # whose root has a finite gradient
@@ -53,6 +54,9 @@ class Gram(AtLayers):
         found: dict[str, tuple[str, int]] = {}
         for layer in settled.layers:
             reading = layer_readings(model, [layer], tap_at(model, layer).pool)[layer]
+            if reading.pool == "space":
+                whole = layer_readings(model, [layer], "none")[layer]
+                reading = whole if whole.width <= _LARGEST else reading
             if reading.shape[0] <= self.widest:
                 found[layer] = (reading.pool, reading.shape[0])
         if not found:

@@ -246,6 +246,13 @@ def test_gram_is_the_total_deviation_of_row_sums(net: Classifier) -> None:
     assert found.max() > 1.0
 
 
+def test_gram_reads_maps_whole_where_densities_read_their_means() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 18 * 18, 4))
+    detector = Gram().placed(Classifier(module, InputSpec((1, 20, 20), 4)))
+    assert (detector.pools, detector.channels) == (("none",), (16,))
+    assert Mahalanobis().placed(Classifier(module, InputSpec((1, 20, 20), 4))).pools == ("space",)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_tells_attacked_inputs_and_leaves_no_trace(
     name: str, base: Classifier, digits: Dataset, no_trace: NoTrace
