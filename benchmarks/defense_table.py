@@ -64,9 +64,10 @@ PUBLISHED = {
 }
 PAPER = (f"deepfense-latent?layer={CHECKPOINT}", "dictionary?nonzeros=32")
 # Name: detectors, whether any single one raises the alarm (the paper's rule) or their p-values are multiplied, and
-# whether each is also fitted on inputs moved against those before it.
+# whether each is also fitted on inputs moved against those before it. `tuned more` was chosen on seed 0.
 DEFENDERS: dict[str, tuple[tuple[str, ...], str, bool]] = {
     "paper": (PAPER, "any", False),
+    "paper, tuned more": ((f"{PAPER[0]}&rate=1&epochs=10", PAPER[1]), "any", False),
     "paper, complementary": ((PAPER[0], "deepfense-latent?layer=act1", PAPER[1]), "any", True),
     "full": (("full",), "product", False),
     "fast": (("fast",), "product", False),
