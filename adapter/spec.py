@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -81,11 +82,11 @@ class Field:
             raise InputError(f"{name} that are integers", found=str(x.dtype), do="use x.long()")
         if x.numel() == 0:
             return
-        if not bool(torch.isfinite(x).all()):
+        smallest, largest = map(float, torch.aminmax(x))  # NaN if any value is
+        if not (math.isfinite(smallest) and math.isfinite(largest)):
             raise InputError(f"finite {name}", found="NaN or infinite values", do="clean the data")
         low, high = self.bounds
         slack = 0.0 if self.integer else 1e-3 * (high - low)
-        smallest, largest = float(x.min()), float(x.max())
         if smallest < low - slack or largest > high + slack:
             raise InputError(
                 f"{name} in [{low:g}, {high:g}]",

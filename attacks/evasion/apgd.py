@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import Differentiable, Split
+from deepseal.adapter.quick import quick_copy
 from deepseal.attacks.base import Perturbed
-from deepseal.attacks.evasion.pgd import Objective, cross_entropy_of
+from deepseal.attacks.evasion.pgd import Objective, cross_entropy_of, require_finite
 from deepseal.attacks.evasion.search import Search, first_success, ranked_class
 from deepseal.errors import InputError
 from deepseal.parameters import Parameters, parameter
@@ -53,7 +54,8 @@ class APGD(Parameters):
             number, given = {3: "three", 4: "four"}[least], str(model.spec.num_classes)
             raise InputError(f"{number} classes for the {self.loss} loss", found=given, do="use loss=ce")
         ranks = range(min(self.targets, model.spec.num_classes - 1) if self.loss == "targeted" else 1)
-        searches = [self._search(model, rank) for _ in range(self.restarts) for rank in ranks]
+        quick = quick_copy(model)
+        searches = [self._search(quick, rank) for _ in range(self.restarts) for rank in ranks]
         found, _ = first_success(model, data, searches, rng=rng)
         return found
 
@@ -150,8 +152,7 @@ def _evaluated(objective: Objective, x: Tensor) -> tuple[Tensor, Tensor]:
         leaf = x.detach().clone().requires_grad_(True)
         values = objective(leaf)
         (gradient,) = torch.autograd.grad(values.sum(), leaf)
-    if not bool(torch.isfinite(gradient).all()):
-        raise InputError("finite gradients in the input", found="NaN or infinity", do="check model and data")
+    require_finite(gradient)
     return values.detach().cpu(), gradient
 
 

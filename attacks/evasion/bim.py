@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import Differentiable, Split
+from deepseal.adapter.quick import quick_copy
 from deepseal.attacks.base import Perturbed
 from deepseal.attacks.evasion.pgd import ascent, cross_entropy_of
 from deepseal.attacks.evasion.search import attacked
@@ -36,10 +37,11 @@ class BIM(Parameters):
         Raises:
             InputError: see ``search.attacked``.
         """
+        quick = quick_copy(model)
 
         def search(x: Tensor, y: Tensor, _generator: torch.Generator) -> Tensor:
             size = self.step_size * self.epsilon / self.steps
-            objective = cross_entropy_of(model, y)
+            objective = cross_entropy_of(quick, y)
             return ascent(x, objective, model.spec, epsilon=self.epsilon, steps=self.steps, step_size=size)
 
         return attacked(model, data, search, rng=rng)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import Differentiable, Split
+from deepseal.adapter.quick import quick_copy
 from deepseal.attacks.base import Perturbed
 from deepseal.attacks.evasion.search import attacked
 from deepseal.parameters import Parameters, parameter
@@ -42,9 +43,10 @@ class CarliniWagner(Parameters):
         Raises:
             InputError: see ``search.attacked``.
         """
+        quick = quick_copy(model)
 
         def search(x: Tensor, y: Tensor, _generator: torch.Generator) -> Tensor:
-            return self._search(model, x, y)
+            return self._search(quick, x, y)
 
         return attacked(model, data, search, rng=rng)
 

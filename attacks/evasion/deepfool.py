@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import Differentiable, Split
+from deepseal.adapter.quick import quick_copy
 from deepseal.attacks.base import Perturbed
-from deepseal.attacks.evasion.pgd import Objective, gradient_of
-from deepseal.attacks.evasion.search import attacked
+from deepseal.attacks.evasion.pgd import require_finite
+from deepseal.attacks.evasion.search import along, attacked
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import Rng
+
+_CLEAR = 1e-4  # how far beyond the border counts: what rounding cannot undo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,10 @@ class DeepFool(Parameters):
         Raises:
             InputError: see ``search.attacked``.
         """
+        quick = quick_copy(model)
 
         def search(x: Tensor, y: Tensor, _generator: torch.Generator) -> Tensor:
-            return self._walk(model, x, y)
+            return self._walk(quick, x, y)
 
         return attacked(model, data, search, rng=rng)
 
@@ -54,36 +58,36 @@ class DeepFool(Parameters):
         for _ in range(self.steps):
             here = (x[going] + (1.0 + self.overshoot) * change[going]).clamp(low, high)
             result[going] = here
-            there = model.query(here).argmax(dim=1) == y[going]
+            there = _margin(model.query(here), y[going]) > -_CLEAR
             going, here = going[there], here[there]
             if not len(going):
                 break
-            change[going] += self._step(model, here, y[going], others[going])
+            change[going] += _step(model, here, y[going], others[going])
         return result
 
-    def _step(self, model: Differentiable, x: Tensor, y: Tensor, others: Tensor) -> Tensor:
-        """|f| / ||w||^2 * w of the nearest border, f = z_k - z_y and w its gradient."""
-        scores = model.query(x)
-        own = gradient_of(score_of(model, y), x)
-        best = torch.full((len(x),), float("inf"))
-        step = torch.zeros_like(x)
-        for column in others.T:
-            index = column[:, None]
-            other = gradient_of(score_of(model, column), x)
-            w = (other - own).flatten(1)
-            f = (scores.gather(1, y[:, None]) - scores.gather(1, index)).squeeze(1).abs() + 1e-4
-            length = w.norm(dim=1).clamp_min(1e-12)
+
+def _margin(scores: Tensor, y: Tensor) -> Tensor:
+    """(N,) score of the right class minus the best other, in units of the largest score."""
+    own = scores.gather(1, y[:, None])[:, 0]
+    best = scores.scatter(1, y[:, None], float("-inf")).amax(dim=1)
+    return (own - best) / scores.abs().amax(dim=1).clamp_min(1e-12)
+
+
+def _step(model: Differentiable, x: Tensor, y: Tensor, others: Tensor) -> Tensor:
+    """|f| / ||w||^2 * w of the nearest border, f = z_k - z_y and w its gradient, k among the (N, K) others."""
+    best, step = torch.full((len(x),), float("inf")), torch.zeros_like(x)
+    with torch.enable_grad():
+        leaf = x.detach().clone().requires_grad_(True)
+        logits = model.logits(leaf)
+        index = others.to(logits.device)
+        gaps = logits.gather(1, index) - logits.gather(1, y[:, None].to(logits.device))
+        last = gaps.shape[1] - 1
+        for column in range(last + 1):
+            (w,) = torch.autograd.grad(gaps[:, column].sum(), leaf, retain_graph=column < last)
+            require_finite(w)
+            f = gaps[:, column].detach().to(x).abs() + _CLEAR
+            length = w.flatten(1).norm(dim=1).clamp_min(1e-12)
             nearer = f / length < best
             best = torch.where(nearer, f / length, best)
-            step[nearer] = ((f / length.pow(2))[:, None] * w)[nearer].reshape(-1, *x.shape[1:])
-        return step
-
-
-def score_of(model: Differentiable, labels: Tensor) -> Objective:
-    """(N,) logit of each input's label, a function of the inputs."""
-
-    def objective(z: Tensor) -> Tensor:
-        logits = model.logits(z)
-        return logits.gather(1, labels[:, None].to(logits.device)).squeeze(1)
-
-    return objective
+            step = torch.where(along(nearer, x), along(f / length.square(), x) * w, step)
+    return step

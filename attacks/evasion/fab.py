@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import Differentiable, Split
+from deepseal.adapter.quick import quick_copy
 from deepseal.attacks.base import Perturbed
 from deepseal.attacks.evasion.pgd import gradient_of
 from deepseal.attacks.evasion.search import Search, along, first_success, ranked_class
@@ -43,7 +44,8 @@ class FAB(Parameters):
         Raises:
             InputError: see ``search.first_success``.
         """
-        found, _ = first_success(model, data, [self._search(model, rank) for rank in range(self.restarts)], rng=rng)
+        quick = quick_copy(model)
+        found, _ = first_success(model, data, [self._search(quick, rank) for rank in range(self.restarts)], rng=rng)
         return found
 
     def _search(self, model: Differentiable, rank: int) -> Search:

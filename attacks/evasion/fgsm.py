@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import Differentiable, Split
+from deepseal.adapter.quick import quick_copy
 from deepseal.attacks.base import Perturbed
 from deepseal.attacks.evasion.pgd import ascent, cross_entropy_of
 from deepseal.attacks.evasion.search import attacked
@@ -33,9 +34,10 @@ class FGSM(Parameters):
         Raises:
             InputError: see ``search.attacked``.
         """
+        quick = quick_copy(model)
 
         def search(x: Tensor, y: Tensor, _generator: torch.Generator) -> Tensor:
             step = self.epsilon
-            return ascent(x, cross_entropy_of(model, y), model.spec, epsilon=step, steps=1, step_size=step)
+            return ascent(x, cross_entropy_of(quick, y), model.spec, epsilon=step, steps=1, step_size=step)
 
         return attacked(model, data, search, rng=rng)

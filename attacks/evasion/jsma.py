@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import Differentiable, Split
+from deepseal.adapter.quick import quick_copy
 from deepseal.attacks.base import Perturbed
 from deepseal.attacks.evasion.pgd import gradient_of
 from deepseal.attacks.evasion.search import attacked
@@ -48,9 +49,10 @@ class JSMA(Parameters):
         if size > _WIDEST or self.theta == 0:
             found = f"{size} features, theta {self.theta:g}"
             raise InputError(f"at most {_WIDEST} features and a theta that is not 0", found=found, do="use cw or pgd")
+        quick = quick_copy(model)
 
         def search(x: Tensor, y: Tensor, _generator: torch.Generator) -> Tensor:
-            return self._walk(model, x, y)
+            return self._walk(quick, x, y)
 
         return attacked(model, data, search, rng=rng, batch=_BATCH)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import Differentiable, Split
+from deepseal.adapter.quick import quick_copy
 from deepseal.attacks.base import Perturbed
 from deepseal.attacks.evasion.pgd import cross_entropy_of, gradient_of
 from deepseal.attacks.evasion.search import attacked
@@ -38,9 +39,10 @@ class MIFGSM(Parameters):
         """
         low, high = model.spec.bounds
         radius = self.epsilon * (high - low)
+        quick = quick_copy(model)
 
         def search(x: Tensor, y: Tensor, _generator: torch.Generator) -> Tensor:
-            objective, moved, direction = cross_entropy_of(model, y), x, torch.zeros_like(x)
+            objective, moved, direction = cross_entropy_of(quick, y), x, torch.zeros_like(x)
             everything = tuple(range(1, x.dim()))
             for _ in range(self.steps):
                 gradient = gradient_of(objective, moved)

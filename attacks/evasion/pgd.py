@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deepseal.adapter import Differentiable, InputSpec, Split
+from deepseal.adapter.quick import quick_copy
 from deepseal.attacks.base import Perturbed
 from deepseal.attacks.evasion.search import attacked
 from deepseal.errors import InputError
@@ -49,11 +50,12 @@ class PGD(Parameters):
         Raises:
             InputError: see ``search.attacked``.
         """
+        quick = quick_copy(model)
 
         def search(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
             return ascent(
                 x,
-                cross_entropy_of(model, y),
+                cross_entropy_of(quick, y),
                 model.spec,
                 epsilon=self.epsilon,
                 norm="l2" if self.norm == "l2" else "linf",
@@ -125,9 +127,18 @@ def gradient_of(objective: Objective, x: Tensor) -> Tensor:
     with torch.enable_grad():
         leaf = x.detach().clone().requires_grad_(True)
         (gradient,) = torch.autograd.grad(objective(leaf).sum(), leaf)
-    if not bool(torch.isfinite(gradient).all()):
-        raise InputError("finite gradients in the input", found="NaN or infinity", do="check model and data")
+    require_finite(gradient)
     return gradient
+
+
+def require_finite(gradient: Tensor) -> None:
+    """Refuse a gradient that is not finite.
+
+    Raises:
+        InputError: NaN or infinity in it.
+    """
+    if not bool(torch.isfinite(gradient.sum())) and not bool(torch.isfinite(gradient).all()):  # the sum: one pass
+        raise InputError("finite gradients in the input", found="NaN or infinity", do="check model and data")
 
 
 def _direction(gradient: Tensor, norm: Norm) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import BlackBox, Split
-from deepseal.adapter.classifier import BATCH
 from deepseal.attacks.base import Perturbed
 from deepseal.rng import Rng
 
@@ -16,6 +15,7 @@ from deepseal.rng import Rng
 Search = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 # (N, …) inputs -> (N,) True where one raises the alarm.
 Alarms = Callable[[Tensor], Tensor]
+BATCH = 256  # beyond that the gradients of small networks leave the cache
 _OTHER_BATCH = 97
 _ALONE = 64
 

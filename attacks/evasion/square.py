@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deepseal.adapter import BlackBox, Split
+from deepseal.adapter.quick import quick_copy
 from deepseal.attacks.base import Perturbed
 from deepseal.attacks.evasion.search import attacked
 from deepseal.errors import InputError
@@ -42,9 +43,10 @@ class Square(Parameters):
         """
         if model.output == "labels":
             raise InputError("a model that answers with scores", found="labels only", do="use hop-skip-jump")
+        quick = quick_copy(model)
 
         def search(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-            return self._search(model, x, y, generator)
+            return self._search(quick, x, y, generator)
 
         return attacked(model, data, search, rng=rng)
 
@@ -69,14 +71,17 @@ class Square(Parameters):
             pixels = self.area * 0.5**halved * height * width
             tall = min(height, max(1, round(math.sqrt(pixels))))
             wide = min(width, max(1, round(pixels / tall)))
-            changed = best[going].clone()
-            rows = torch.randint(0, height - tall + 1, (len(going),), generator=generator).tolist()
-            columns = torch.randint(0, width - wide + 1, (len(going),), generator=generator).tolist()
+            tops, lefts = (
+                torch.randint(0, size - side + 1, (len(going), 1), generator=generator)
+                for size, side in ((height, tall), (width, wide))
+            )
             values = radius * signs(len(going), channels, 1, 1)
-            for place, (row, column) in enumerate(zip(rows, columns, strict=True)):
-                part = clean[going[place], :, row : row + tall, column : column + wide]
-                changed[place, :, row : row + tall, column : column + wide] = part + values[place]
-            changed = changed.clamp(low, high)
+            within = [
+                (places >= start) & (places < start + side)
+                for places, start, side in ((torch.arange(height), tops, tall), (torch.arange(width), lefts, wide))
+            ]
+            square = (within[0][:, :, None] & within[1][:, None, :])[:, None]
+            changed = torch.where(square, clean[going] + values, best[going]).clamp(low, high)
             found = _margin(model, changed.reshape(-1, *x.shape[1:]), y[going])
             better = found < margin[going]
             best[going[better]] = changed[better]
