@@ -31,9 +31,9 @@ class AdaptivePGD(Parameters):
 
     ``selective`` follows the classifier until the input is wrong, and the detector from then on; ``orthogonal`` does so
     too, each without its part along the other; ``joint`` follows a weighted sum, whose weight rises for the detector
-    while the input is wrong and falls while it is right. An input keeps its first success over all losses, surrogates
-    and restarts. The first restart sets out from the input itself towards any wrong class, each further one from a
-    random point towards the next likeliest class.
+    while the input is wrong and falls while it is right. Until an input is wrong for the first time its detector is not
+    asked. An input keeps its first success over all losses, surrogates and restarts. The first restart sets out from
+    the input itself towards any wrong class, each further one from a random point towards the next likeliest class.
     """
 
     name: ClassVar[str] = "adaptive-pgd"
@@ -84,14 +84,14 @@ class AdaptivePGD(Parameters):
         """Of all inputs on the way the least suspicious wrong one; an input that is wrong and unflagged stops."""
         walk, here = Walk(x), start.clone()
         weight = torch.zeros(len(x))  # of the detector in the joint loss, as a logit
+        reached = torch.zeros(len(x), dtype=torch.bool)
         going = torch.arange(len(x))
         for index in range(self.steps + 1):
             at = here[going]
-            aim = None if target is None else target[going]
-            gap, rise = _classifier(model, at, y[going], aim)
-            wrong = gap > 0
-            turned = gap > self.margin
-            asked = torch.ones_like(wrong) if loss != "selective" else wrong
+            gap, rise = _classifier(model, at, y[going], None if target is None else target[going])
+            wrong, turned = gap > 0, gap > self.margin
+            reached[going] |= wrong
+            asked = wrong if loss == "selective" else reached[going]
             suspicion, fall = torch.full_like(gap, float("inf")), torch.zeros_like(at)
             if bool(asked.any()):
                 suspicion[asked], fall[asked] = self._detector(model, at[asked], surrogate)
@@ -100,7 +100,7 @@ class AdaptivePGD(Parameters):
             if index == self.steps or bool(silent.all()):
                 break
             if loss == "joint":
-                weight[going] += torch.where(turned, _RATE, -_RATE)
+                weight[going] += torch.where(turned, _RATE, -_RATE) * reached[going]
             direction = _combined(loss, rise, fall, turned, weight[going].sigmoid())
             step = 2.0 * self.step_size / self.steps * (1.0 - index / self.steps) * self._radius(model)
             moved = at + step * _scaled(direction, self.norm, loss == "orthogonal")
