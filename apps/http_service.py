@@ -18,7 +18,7 @@ from deepseal.adapter.inference_protocol import TensorInfo, decode, listed, pars
 from deepseal.errors import InputError, one_line
 
 try:
-    from fastapi import FastAPI, HTTPException, Request
+    from fastapi import FastAPI, HTTPException, Request, Response
     from fastapi.responses import JSONResponse
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException as AnyHTTPException
@@ -35,6 +35,7 @@ __all__ = [
     "Limits",
     "Question",
     "Request",
+    "Response",
     "error_reply",
     "question",
     "read_body",

@@ -15,7 +15,7 @@ import deepseal
 from deepseal.adapter import Batch, Inputs, Oracle
 from deepseal.adapter.inference_protocol import INPUT, TensorInfo, encode, shown
 from deepseal.adapter.remote_model import datatype_of
-from deepseal.apps.http_server import listening, run_service, server_config
+from deepseal.apps.http_server import listening, run_service
 from deepseal.apps.http_service import (
     FastAPI,
     Gate,
@@ -29,7 +29,7 @@ from deepseal.apps.http_service import (
     service,
 )
 
-__all__ = ["Counts", "Limits", "model_app", "serve_model", "server_config"]
+__all__ = ["Counts", "Limits", "model_app", "serve_model"]
 
 
 @dataclasses.dataclass

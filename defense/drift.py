@@ -1,9 +1,10 @@
 """Whether a stream of alarms is more frequent than promised: a test that may be read after every input, for ever.
 
-An alarm's rate is promised to be at most a. For a rate p > a the likelihood ratio of (1 alarm: p/a, no alarm:
-(1-p)/(1-a)) never grows on average while each input alarms with probability at most a given all before it, so it and every
-mixture of such ratios is a nonnegative supermartingale of start 1, which ever exceeds 1/e with probability at most e
-(J. Ville, "Étude critique de la notion de collectif", 1939; A. Wald, "Sequential tests of statistical hypotheses", 1945).
+An alarm's rate is promised to be at most a. For a rate p > a, the likelihood ratio (an alarm: p/a, none: (1-p)/(1-a))
+does not grow on average while each input alarms with probability at most a, given all before it. So it, and every
+mixture of such ratios, is a nonnegative supermartingale of start 1, which ever exceeds 1/e with probability at most e
+(J. Ville, "Étude critique de la notion de collectif", 1939; A. Wald, "Sequential tests of statistical hypotheses",
+1945).
 
 The mixture is over rates, and over when the rate changed (H. Robbins, "Statistical methods related to the law of the
 iterated logarithm", 1970; the weights 1/j(j+1) sum to 1), so that a long quiet time before does not hide a change.

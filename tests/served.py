@@ -12,20 +12,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from deepseal.adapter import InputSpec, Oracle
-from deepseal.apps.model_server import Counts, Limits, model_app, server_config
+from deepseal.apps.http_server import server_config
+from deepseal.apps.model_server import Counts, Limits, model_app
 
 Answer = tuple[int, dict[str, str], bytes]
 Infer = Callable[[dict[str, Any], int], Answer]
 
 
 @contextmanager
-def serving(
-    oracle: Oracle, name: str = "suspect", *, limits: Limits | None = None, port: int = 0, counts: Counts | None = None
-) -> Iterator[str]:
-    """The real server in a thread; its URL."""
-    server = uvicorn.Server(server_config(model_app(oracle, name, limits=limits or Limits(), counts=counts)))
+def running(app: FastAPI, *, port: int = 0, lifespan: bool = False) -> Iterator[str]:
+    """A real server in a thread; its URL."""
+    server = uvicorn.Server(server_config(app, lifespan=lifespan))
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", port))
@@ -41,6 +41,15 @@ def serving(
         server.should_exit = True
         thread.join(20)
         sock.close()
+
+
+@contextmanager
+def serving(
+    oracle: Oracle, name: str = "suspect", *, limits: Limits | None = None, port: int = 0, counts: Counts | None = None
+) -> Iterator[str]:
+    """The model server in a thread; its URL."""
+    with running(model_app(oracle, name, limits=limits or Limits(), counts=counts), port=port) as url:
+        yield url
 
 
 def description(spec: InputSpec, output: str = "logits", **fields: Any) -> dict[str, Any]:

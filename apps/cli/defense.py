@@ -1,4 +1,4 @@
-"""``deepseal defense list | fit | calibrate | evaluate | detect``."""
+"""``deepseal defense list | fit | calibrate | evaluate | detect | serve``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from deepseal.apps.cli import defense_service
 from deepseal.apps.cli.common import Arch, Data, Force, Json, ModelFile, Pickle, RecordFile, Seed, progress, running
 from deepseal.apps.cli.exits import Exit
 
 app = typer.Typer(help="Watch a deployed model for adversarial inputs.", no_args_is_help=True)
+app.command()(defense_service.serve)
 MonitorFolder = Annotated[Path, typer.Argument(help="The monitor's folder (see defense fit).")]
 
 
