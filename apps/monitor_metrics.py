@@ -7,7 +7,6 @@ from deepseal.errors import InputError
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 except ImportError as error:
     raise InputError(
         "the package prometheus-client for a monitor's service",
@@ -15,7 +14,7 @@ except ImportError as error:
         do="install it: pip install 'deepseal[serve]'",
     ) from error
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

@@ -8,6 +8,7 @@ its threshold is an exact order statistic of the sum on clean data that nothing 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -182,10 +183,19 @@ class Monitor:
 
     def limits(self, predicted: Tensor) -> Tensor:
         """(N,) thresholds of inputs by their predicted class: its own where it has one, else the global one."""
-        limits = torch.full(predicted.shape, self.threshold().value, dtype=torch.float64)
-        for label, own in self.class_thresholds().items():
-            limits[predicted == label] = own.value
+        limits: Tensor = self._limits[predicted]
         return limits
+
+    @functools.cached_property
+    def _limits(self) -> Tensor:
+        limits = torch.full((self.model.spec.num_classes,), self.threshold().value, dtype=torch.float64)
+        for label, own in self.class_thresholds().items():
+            limits[label] = own.value
+        return limits
+
+    @functools.cached_property
+    def _ordered(self) -> Tensor:
+        return self.calibrated_on().scores.double().sort().values
 
     def judge(self, x: Tensor, *, batch: int = BATCH) -> Detection:
         """Predictions, p-values and alarms.
@@ -193,9 +203,9 @@ class Monitor:
         Raises:
             InputError: not calibrated, or inputs that do not fit the model.
         """
-        found, known = self.scores(x, batch=batch), self.calibrated_on()
+        found = self.scores(x, batch=batch)
         alarm = found.total > self.limits(found.predicted)
-        return Detection(found.predicted, found.total, p_values(found.total, known.scores), alarm)
+        return Detection(found.predicted, found.total, p_values(found.total, self._ordered, ordered=True), alarm)
 
 
 def fit_monitor(

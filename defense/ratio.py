@@ -73,25 +73,31 @@ class DistanceRatio(Parameters):
             moments = (moments or Moments.empty(rows[-1].shape[1])).add(rows[-1])
         assert moments is not None  # noqa: S101 - at least two classes are there
         directions, _ = principal(moments, self.variance, self.directions)
-        order = torch.argsort(chosen.split.y, stable=True)
-        return {
-            "directions": directions.float().contiguous(),
-            "references": (torch.cat(rows)[order].float() @ directions.float()).contiguous(),
-            "labels": chosen.split.y[order],
-        }
+        projected = torch.cat(rows).float() @ directions.float()
+        most = -(-2 * self.references // len(labels[0]))  # of one class, where others are rare
+        size = min(int(labels[1].max()), max(self.neighbours, most))
+        references = torch.zeros(reference.classes, size, projected.shape[1])
+        norms = torch.full((reference.classes, size), torch.inf)  # where there is none, it is infinitely far
+        for label in labels[0].tolist():
+            own = projected[chosen.split.y == label][:size]
+            references[label, : len(own)], norms[label, : len(own)] = own, own.square().sum(dim=1)
+        return {"directions": directions.float().contiguous(), "references": references, "norms": norms}
 
     def score(self, context: Context, state: State) -> Tensor:
-        """(N,) log ratios of distances; of a class without references relative to all of them."""
+        """(N,) log ratios of distances; 0 where the predicted class has no references."""
         rows = self._rows(context).to(state["directions"]) @ state["directions"]
-        references, labels = state["references"], state["labels"]
-        squared = rows.square().sum(dim=1, keepdim=True) + references.square().sum(dim=1) - 2.0 * rows @ references.T
-        own = context.predicted[:, None] == labels[None, :]
-        own = own | ~own.any(dim=1, keepdim=True)
-        return self._near(squared, own) - self._near(squared, ~own | own.all(dim=1, keepdim=True))
+        references, norms = state["references"], state["norms"]
+        squared = torch.addmm(norms.flatten(), rows, references.flatten(0, 1).T, alpha=-2.0)
+        squared = squared + rows.square().sum(dim=1, keepdim=True)
+        nearest = squared.unflatten(1, norms.shape).topk(self.neighbours, dim=2, largest=False).values
+        predicted = context.predicted[:, None, None].expand(-1, 1, self.neighbours)
+        own = nearest.gather(1, predicted)[:, 0]
+        others = nearest.scatter(1, predicted, torch.inf).flatten(1).topk(self.neighbours, dim=1, largest=False).values
+        own = torch.where(torch.isinf(own), others, own)
+        return self._log_mean(own) - self._log_mean(others)
 
-    def _near(self, squared: Tensor, among: Tensor) -> Tensor:
-        nearest = squared.masked_fill(~among, torch.inf).topk(self.neighbours, dim=1, largest=False).values
-        return nearest.clamp_min(_FLOOR).sqrt().mean(dim=1).log()
+    def _log_mean(self, squared: Tensor) -> Tensor:
+        return squared.clamp_min(_FLOOR).sqrt().mean(dim=1).log()
 
     def _rows(self, context: Context) -> Tensor:
         return nn.functional.normalize(context.at(self.needs.taps[0]), dim=1)

@@ -102,11 +102,17 @@ def class_thresholds(
     return found
 
 
-def p_values(scores: Tensor, clean: Tensor) -> Tensor:
-    """(N,) conformal p-values: (1 + clean scores at least as high) / (1 + clean scores) (V. Vovk et al., 2005)."""
-    ordered = clean.double().sort().values
-    above = len(ordered) - torch.searchsorted(ordered, scores.double().contiguous(), right=False)
-    return (1.0 + above) / (1.0 + len(ordered))
+def p_values(scores: Tensor, clean: Tensor, *, ordered: bool = False) -> Tensor:
+    """(N,) conformal p-values: (1 + clean scores at least as high) / (1 + clean scores) (V. Vovk et al., 2005).
+
+    Args:
+        scores: (N,).
+        clean: (n,) of clean data.
+        ordered: whether they rise already.
+    """
+    rising = clean.double() if ordered else clean.double().sort().values
+    above = len(rising) - torch.searchsorted(rising, scores.double().contiguous(), right=False)
+    return (1.0 + above) / (1.0 + len(rising))
 
 
 def realised_interval(threshold: Threshold, n: int, confidence: float = 0.95) -> tuple[float, float]:
