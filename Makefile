@@ -21,7 +21,7 @@ SECONDS ?= 60
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= 2
 
-.PHONY: help env demo test real-env test-real lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-blackmarks benchmark-compress benchmark-engine benchmark-models benchmark-private benchmark-scale benchmark-watermark benchmark-watermark-align clean
+.PHONY: help env demo test real-env test-real lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-blackmarks benchmark-compress benchmark-defense benchmark-engine benchmark-models benchmark-private benchmark-scale benchmark-watermark benchmark-watermark-align clean
 
 # Sets $$cmake, and says what is wrong where there is none.
 define find-cmake
@@ -134,6 +134,9 @@ benchmark-watermark: $(STAMP) ## Reproduce the DeepSigns table
 
 benchmark-blackmarks: $(STAMP) ## BlackMarks on three networks: what survives, innocents, cost; hours
 	@"$(BIN)/python" benchmarks/watermark_blackmarks.py $(ARGS)
+
+benchmark-defense: $(STAMP) ## Detectors, presets and peers against attacks, false-positive rates, adaptive attackers, speed; hours
+	@cd benchmarks && $(foreach name,detection adaptive table,"$(BIN)/python" defense_$(name).py &&) true
 
 benchmark-watermark-align: $(STAMP) ## Alignment of suspects whose neurons were moved, and of innocent models; hours
 	@"$(BIN)/python" benchmarks/watermark_align.py $(ARGS)
