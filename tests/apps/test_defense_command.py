@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from test_cli import run
 
 from deepseal.adapter import save
 from deepseal.record import read_record
@@ -42,10 +43,27 @@ def folder(tmp_path_factory, base):
     return place
 
 
-def test_evaluation_names_what_it_measured(folder):
+class Done:
+    """How a command ended."""
+
+    def __init__(self, returncode: int, stdout: str, stderr: str) -> None:
+        self.returncode, self.stdout, self.stderr = returncode, stdout, stderr
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, folder):
+    """Runs a command line in the folder, in this process."""
+
+    def call(*words: object) -> Done:
+        return Done(*run(capsys, monkeypatch, folder, *map(str, words)))
+
+    return call
+
+
+def test_evaluation_names_what_it_measured(command, folder):
     attacks = ("--attack", "pgd:epsilon=0.3,steps=10", "--attack", "pgd:epsilon=0.1,steps=10")
     words = ("defense", "evaluate", "monitor", "--data", "digits", *attacks, "--limit", 30)
-    done = deepseal(*words, "--json", "--record", "evaluation.json", cwd=folder)
+    done = command(*words, "--json", "--record", "evaluation.json")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)["results"]
     first = results["attacks"][0]
@@ -58,9 +76,9 @@ def test_evaluation_names_what_it_measured(folder):
     ticks = {row["what"]: row["done"] for row in results["checklist"]}
     assert not ticks["an attacker who knows the monitor"]
     assert any("no adaptive attack" in note for note in read_record(folder / "evaluation.json").notes)
-    shown = deepseal("report", "show", "evaluation.json", cwd=folder)
+    shown = command("report", "show", "evaluation.json")
     assert "silent at 1%" in shown.stdout
-    page = deepseal("report", "html", "evaluation.json", "--out", "evaluation.html", cwd=folder)
+    page = command("report", "html", "evaluation.json", "--out", "evaluation.html")
     assert page.returncode == 0, page.stderr
     text = (folder / "evaluation.html").read_text()
     assert "<h1>Evaluation of a monitor</h1>" in text
@@ -68,21 +86,21 @@ def test_evaluation_names_what_it_measured(folder):
     assert "<script" not in text
 
 
-def test_an_adaptive_attack_runs_against_model_and_monitor(folder):
+def test_an_adaptive_attack_runs_against_model_and_monitor(command):
     attack = "adaptive-pgd:epsilon=0.2,steps=5,restarts=1,loss=selective,surrogate=identity"
     words = ("defense", "evaluate", "monitor", "--data", "digits", "--attack", attack, "--limit", 15, "--json")
-    done = deepseal(*words, cwd=folder)
+    done = command(*words)
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)["results"]["attacks"][0]
     assert row["adaptive"] is True
     assert row["silent_errors_at_5"]["value"] == pytest.approx(row["success"]["value"])
 
 
-def test_detection_exits_with_1_when_an_input_alarms(folder, digits):
+def test_detection_exits_with_1_when_an_input_alarms(command, folder, digits):
     np.save(folder / "clean.npy", digits.test.tensor[100:101].numpy())
     np.save(folder / "odd.npy", np.random.default_rng(0).random((3, 1, 8, 8), dtype=np.float32))
-    clean = deepseal("defense", "detect", "monitor", "--input", "clean.npy", "--json", cwd=folder)
-    odd = deepseal("defense", "detect", "monitor", "--input", "odd.npy", "--json", cwd=folder)
+    clean = command("defense", "detect", "monitor", "--input", "clean.npy", "--json")
+    odd = command("defense", "detect", "monitor", "--input", "odd.npy", "--json")
     rows = json.loads(clean.stdout)["results"]["rows"]
     assert clean.returncode == int(rows[0]["alarm"])
     assert odd.returncode == 1
@@ -112,14 +130,14 @@ def test_detection_exits_with_1_when_an_input_alarms(folder, digits):
         ("evaluate", "monitor", "--data", "digits", "--attack", "pgd:epsilon=nan"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(folder, digits, words):
+def test_bad_input_is_one_line_and_leaves_nothing(command, folder, digits, words):
     np.save(folder / "shape.npy", np.zeros((2, 1, 9, 9), dtype=np.float32))
     np.save(folder / "nan.npy", np.full((2, 1, 8, 8), np.nan, dtype=np.float32))
     np.save(folder / "text.npy", np.array(["a", "b"]))
     train, test = digits.train, digits.train
     np.savez(folder / "seen.npz", x_train=train.tensor, y_train=train.y, x_test=test.tensor, y_test=test.y)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    done = deepseal("defense", *words, cwd=folder)
+    done = command("defense", *words)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1
