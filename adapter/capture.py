@@ -37,10 +37,13 @@ def find_layer(module: nn.Module, name: str) -> nn.Module:
     Raises:
         UnknownNameError: no such layer; the message lists near names.
     """
-    layers: dict[str, nn.Module] = {known: layer for known, layer in module.named_modules() if known}
-    if layer_name(name) not in layers:
-        raise UnknownNameError("layer", layer_name(name), layers)
-    return layers[layer_name(name)]
+    wanted = layer_name(name)
+    try:
+        if wanted:
+            return module.get_submodule(wanted)
+    except AttributeError:
+        pass
+    raise UnknownNameError("layer", wanted, [known for known, _ in module.named_modules() if known])
 
 
 def layer_name(name: str) -> str:

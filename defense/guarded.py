@@ -12,7 +12,6 @@ from deepseal.adapter.access import Output
 from deepseal.adapter.inputs import Batch
 from deepseal.defense.context import SURROGATES, differentiable_context
 from deepseal.defense.monitor import Detection, Monitor
-from deepseal.defense.tails import surprise
 from deepseal.errors import DeepSealError, InputError, UnknownNameError
 
 ABSTAIN = -1
@@ -74,11 +73,8 @@ class GuardedModel:
         with torch.enable_grad():
             inputs = x if x.requires_grad else x.detach().requires_grad_(True)
             context = differentiable_context(_classifier(self.monitor), inputs, self.monitor.taps, surrogate=surrogate)
-            parts = []
-            for member in self.monitor.members:
-                assert member.tail is not None  # noqa: S101 - its threshold was asked
-                parts.append(surprise(member.detector.score(context, member.state), member.tail))
-            return torch.stack(parts, dim=1).sum(dim=1)
+            scores = [member.detector.score(context, member.state) for member in self.monitor.members]
+            return self.monitor.tails.surprise(torch.stack(scores, dim=1).double()).sum(dim=1).to(scores[0])
 
     def alarms(self, x: Tensor) -> Tensor:
         """(N,) True where an input raises the alarm."""

@@ -23,7 +23,7 @@ from deepseal.adapter.training import Progress
 from deepseal.defense.base import Detector, State
 from deepseal.defense.context import Context, Reference, contexts
 from deepseal.defense.presets import title_of
-from deepseal.defense.tails import MINIMUM, fit_tail, surprise
+from deepseal.defense.tails import MINIMUM, Tails, fit_tail
 from deepseal.defense.thresholds import Threshold, class_thresholds, p_values, threshold
 from deepseal.errors import InputError
 from deepseal.rng import Rng
@@ -126,7 +126,7 @@ class Monitor:
         """(N, members) scores in each detector's own units, and (N,) predicted classes."""
         columns, predicted = [], []
         for context in contexts(self.model, x, self.taps, batch=batch):
-            columns.append(torch.stack([_score(member, context) for member in self.members], dim=1))
+            columns.append(_scores(self.members, context))
             predicted.append(context.predicted)
         return torch.cat(columns), torch.cat(predicted)
 
@@ -146,12 +146,19 @@ class Monitor:
         Raises:
             InputError: a monitor that is not calibrated.
         """
-        columns = []
-        for column, member in zip(raw.unbind(dim=1), self.members, strict=True):
-            if member.tail is None:
-                raise InputError("a calibrated monitor", found="one that is only fitted", do="run defense calibrate")
-            columns.append(surprise(column.double(), member.tail))
-        return torch.stack(columns, dim=1)
+        return self.tails.surprise(raw.double())
+
+    @functools.cached_property
+    def tails(self) -> Tails:
+        """What makes the members' scores comparable.
+
+        Raises:
+            InputError: a monitor that is not calibrated.
+        """
+        found = [member.tail for member in self.members if member.tail is not None]
+        if len(found) < len(self.members):
+            raise InputError("a calibrated monitor", found="one that is only fitted", do="run defense calibrate")
+        return Tails.of([tail.double() for tail in found])
 
     def threshold(self, false_positive: float | None = None, confidence: float | None = None) -> Threshold:
         """The combined score above which an input raises the alarm, by default at the monitor's own promise.
@@ -308,11 +315,14 @@ def sample_hashes(x: Tensor) -> Tensor:
     return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.int64)
 
 
-def _score(member: Member, context: Context) -> Tensor:
-    found = member.detector.score(context, member.state)
-    if len(found) and not bool(torch.isfinite(found).all()):
-        raise InputError(f"finite scores from {member.title}", found="NaN or infinity", do="check model and inputs")
-    return found.detach()
+def _scores(members: Sequence[Member], context: Context) -> Tensor:
+    found = torch.stack([member.detector.score(context, member.state).detach() for member in members], dim=1)
+    sound = torch.isfinite(found)
+    if not bool(sound.all()):
+        titles = [member.title for member, fine in zip(members, sound.all(dim=0), strict=True) if not bool(fine)]
+        expected = f"finite scores from {' and '.join(titles)}"
+        raise InputError(expected, found="NaN or infinity", do="check model and inputs")
+    return found
 
 
 def agreement(monitor: Monitor) -> Mapping[str, Any]:

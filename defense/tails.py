@@ -8,6 +8,9 @@ detectors comparable: what an alarm's rate is, an exact order statistic of their
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -47,13 +50,44 @@ def fit_tail(scores: Tensor) -> Tensor:
 
 def surprise(scores: Tensor, tail: Tensor) -> Tensor:
     """(N,) -log p of scores: 0 for the most ordinary, differentiable in the scores."""
-    tail = tail.to(scores)
-    knots, heights, scale = tail[:-1, 0].contiguous(), tail[:-1, 1], tail[-1, 0]
-    beyond = heights[-1] + (scores - knots[-1]) / scale
-    if len(knots) == 1:
-        return torch.where(scores > knots[-1], beyond, heights[-1].expand_as(scores))
-    place = torch.searchsorted(knots, scores.detach().contiguous(), right=True).clamp(1, len(knots) - 1)
-    low, high = knots[place - 1], knots[place]
-    share = ((scores - low) / (high - low)).clamp(0.0, 1.0)
-    within = heights[place - 1] + share * (heights[place] - heights[place - 1])
-    return torch.where(scores > knots[-1], beyond, within)
+    return Tails.of([tail.to(scores)]).surprise(scores[:, None])[:, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tails:
+    """The knots of several detectors side by side.
+
+    Attributes:
+        knots: (members, K) scores, rising; infinity where a detector has fewer.
+        heights: (members, K) their -log p.
+        last: (members,) number of the last knot.
+        scale: (members,) mean excess over it.
+    """
+
+    knots: Tensor
+    heights: Tensor
+    last: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, tails: Sequence[Tensor]) -> Tails:
+        """From what ``fit_tail`` gives for each."""
+        most = max(len(tail) - 1 for tail in tails)
+        knots = tails[0].new_full((len(tails), max(2, most)), torch.inf)
+        heights = torch.zeros_like(knots)
+        for row, tail in enumerate(tails):
+            knots[row, : len(tail) - 1], heights[row, : len(tail) - 1] = tail[:-1, 0], tail[:-1, 1]
+        last = torch.tensor([len(tail) - 2 for tail in tails])
+        return cls(knots, heights, last, torch.stack([tail[-1, 0] for tail in tails]))
+
+    def surprise(self, scores: Tensor) -> Tensor:
+        """(N, members) -log p of (N, members) scores."""
+        rows = scores.T.contiguous()
+        place = torch.searchsorted(self.knots, rows.detach(), right=True)
+        place = torch.minimum(place, self.last[:, None]).clamp_min(1)
+        low, high = self.knots.gather(1, place - 1), self.knots.gather(1, place)
+        below, above = self.heights.gather(1, place - 1), self.heights.gather(1, place)
+        within = below + ((rows - low) / (high - low)).clamp(0.0, 1.0) * (above - below)
+        end, top = self.knots.gather(1, self.last[:, None]), self.heights.gather(1, self.last[:, None])
+        beyond = top + (rows - end) / self.scale[:, None]
+        return torch.where(rows > end, beyond, within).T
