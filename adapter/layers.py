@@ -144,8 +144,13 @@ def _orderly(model: Classifier) -> list[tuple[str, nn.Module, tuple[int, ...]]]:
 
 
 def activation_after(model: Classifier, layer: str) -> str:
-    """Name of the activation that runs after the named layer, or the layer's own where the activation is no module."""
+    """Name of the activation that runs after the named layer.
+
+    The layer's own where the activation is no module, or one that runs elsewhere in the pass too.
+    """
     order = execution_order(model.module, model.probe())
-    index = [name for name, _, _ in order].index(layer)
+    runs = [name for name, _, _ in order]
+    index = runs.index(layer)
     (_, _, shape), (after, module, after_shape) = order[index], order[index + 1]
-    return after if after_shape == shape and not list(module.parameters()) else layer
+    own = after_shape == shape and not list(module.parameters()) and runs.count(after) == 1
+    return after if own else layer

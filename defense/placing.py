@@ -42,8 +42,9 @@ def tap_at(model: BlackBox, layer: str, pool: str = "auto") -> Tap:
 
 def _pooled_after(model: Classifier, layer: str) -> str:
     order = execution_order(model.module, model.probe())
-    after = order[[name for name, _, _ in order].index(layer) + 1]
-    return after[0] if isinstance(after[1], _POOLING) else layer
+    runs = [name for name, _, _ in order]
+    after, module, _ = order[runs.index(layer) + 1]
+    return after if isinstance(module, _POOLING) and runs.count(after) == 1 else layer
 
 
 def _computing(model: Classifier, layer: str) -> str:

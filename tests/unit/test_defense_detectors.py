@@ -265,6 +265,19 @@ def test_places_are_settled_after_activation_and_pooling():
         tap_at(model, "nowhere")
 
 
+def test_an_activation_that_is_shared_is_no_place():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last, self.act = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3), nn.ReLU()
+
+        def forward(self, x):
+            return self.last(self.act(self.second(self.act(self.first(x)))))
+
+    model = Classifier(Shared(), InputSpec((6,), 3))
+    assert [tap_at(model, place).layer for place in ("first", "last")] == ["first", "second"]
+
+
 def test_maps_that_are_too_large_are_pooled():
     network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 3))
     assert tap_at(Classifier(network, InputSpec((1, 32, 32), 3)), "first") == ("1", "space")
