@@ -92,10 +92,10 @@ RESAMPLED = 100
 _ABOUT = """# What detectors see of attacks, and whether their false-positive rate holds
 
 Made by `make benchmark-defense` (`benchmarks/defense_detection.py`) from the records in this folder. Networks:
-LeNet-like, Adam, 5 epochs. Members of the presets were chosen on seed 0 and the first six attacks; the judging seeds are
-the others. AUROC over inputs that fool the network, against the clean test images that it answers rightly; mean and worst
-over the six attacks, then over the six that nothing was chosen on. Then the share found at a true 1 % of false alarms.
-Means over the judging seeds."""
+LeNet-like, Adam, 5 epochs. Members of the presets were chosen on seed 0 and the first six attacks; the judging seeds
+are the others. AUROC over inputs that fool the network, against the clean test images that it answers rightly; mean and
+worst over the six attacks, then over the six that nothing was chosen on. Then the share found at a true 1 % of false
+alarms. Means over the judging seeds."""
 
 
 def attacked(model: Classifier, data: Dataset, seed: int, limit: int) -> dict[str, tuple[Tensor, float]]:
