@@ -11,10 +11,10 @@ from deepseal.errors import InputError, UnknownNameError
 
 # ``fast``: one pass, shared with the victim. ``full``: further passes too. ``latent``: densities of several layers.
 PRESETS: dict[str, tuple[str, ...]] = {
-    "fast": ("max-softmax", "inrel", "input-pca", "density", "ratio"),
-    "full": ("inrel", "input-pca", "ratio?layer=first", "squeeze", "odds"),
+    "fast": ("max-softmax", "inrel", "ratio?layer=first", "magnet"),
+    "full": ("max-softmax", "inrel", "ratio?layer=first", "magnet", "squeeze", "odds"),
     "latent": ("density?layer=early", "density?layer=middle", "density?layer=last", "input-pca"),
-    "answers": ("max-softmax", "input-pca", "inrel", "squeeze", "odds"),
+    "answers": ("max-softmax", "inrel", "magnet", "squeeze", "odds"),
 }
 PRESETS["deepfense"] = PRESETS["full"]
 

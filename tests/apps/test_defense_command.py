@@ -29,7 +29,7 @@ def folder(tmp_path_factory, base):
     )
     assert fitted.returncode == 0, fitted.stderr
     results = json.loads(fitted.stdout)["results"]
-    assert [member["title"] for member in results["members"]][:2] == ["inrel", "input-pca"]
+    assert [member["title"] for member in results["members"]][:2] == ["max-softmax", "inrel"]
     words = ("defense", "calibrate", "monitor", "--data", "digits", "--false-positive", 0.05, "--json")
     calibrated = deepseal(*words, cwd=place)
     assert calibrated.returncode == 0, calibrated.stderr
