@@ -33,7 +33,7 @@ class MagNet(Parameters):
     norm: str = parameter("l1", "of the error", choices=("l1", "l2"))
     maps: int = parameter(3, "maps of the hidden convolutions", minimum=1, maximum=1024)
     noise: float = parameter(0.1, "standard deviation of the noise, as a share of the bounds' width", minimum=0.0)
-    epochs: int = parameter(5, "passes over the data", minimum=1, maximum=10_000)
+    updates: int = parameter(2000, "updates of the autoencoder", minimum=1, maximum=1_000_000)
     rate: float = parameter(1e-2, "step size of Adam", minimum=1e-9, maximum=1.0)
 
     @property
@@ -66,7 +66,7 @@ class MagNet(Parameters):
             rebuilt = step.module((low + (high - low) * (x + self.noise * noise)).clamp(low, high))
             return nn.functional.mse_loss(rebuilt, x.flatten(1))
 
-        recipe = Recipe(epochs=self.epochs, learning_rate=self.rate)
+        recipe = Recipe(steps=self.updates, learning_rate=self.rate)
         data = Split.unlabelled(reference.split.tensor)
         return dict(Training(start, data, recipe=recipe, rng=rng.child("train"), loss=loss).run().tensors())
 

@@ -12,7 +12,7 @@ from deepseal.errors import InputError, UnknownNameError
 # ``fast``: one pass, shared with the victim. ``full``: further passes too. ``latent``: densities of several layers.
 PRESETS: dict[str, tuple[str, ...]] = {
     "fast": ("max-softmax", "inrel", "ratio?layer=first", "magnet"),
-    "full": ("max-softmax", "inrel", "ratio?layer=first", "magnet", "squeeze", "odds"),
+    "full": ("max-softmax", "inrel", "ratio?layer=first", "magnet", "odds"),
     "latent": ("density?layer=early", "density?layer=middle", "density?layer=last", "input-pca"),
     "answers": ("max-softmax", "inrel", "magnet", "squeeze", "odds"),
 }

@@ -72,7 +72,7 @@ def test_evaluation_names_what_it_measured(command, folder):
         assert name in first
     assert first["attacked"] <= 30
     assert results["samples"] > 300  # all clean test inputs are negatives, whatever --limit says
-    assert first["tpr_at_5"]["value"] > 0.5
+    assert first["auroc"] > 0.7
     ticks = {row["what"]: row["done"] for row in results["checklist"]}
     assert not ticks["an attacker who knows the monitor"]
     assert any("no adaptive attack" in note for note in read_record(folder / "evaluation.json").notes)

@@ -21,7 +21,7 @@ from deepseal.rng import Rng
 NoTrace = Callable[[Classifier], AbstractContextManager[None]]
 QUICK: dict[str, dict[str, object]] = {
     "dictionary": {"rounds": 1, "atoms": 20, "patches": 500},
-    "magnet": {"epochs": 1},
+    "magnet": {"updates": 10},
     "deepfense-latent": {"epochs": 1},
 }
 NAMES = DETECTORS.names()

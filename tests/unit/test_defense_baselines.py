@@ -147,7 +147,7 @@ def test_kernel_density_is_a_mean_of_gaussians(net: Classifier) -> None:
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_magnet_is_the_autoencoders_error(norm: str, base: Classifier, digits: Dataset) -> None:
-    detector = MagNet(epochs=40, norm=norm, maps=8, noise=0.0).placed(base)
+    detector = MagNet(updates=400, norm=norm, maps=8, noise=0.0).placed(base)
     state = detector.fit(Reference(base, digits.train), rng=Rng(0))
     x, low, high = digits.test.tensor[:30], *base.spec.bounds
     value = ((x - low) / (high - low)).clone()
