@@ -279,7 +279,10 @@ def summary(records: list[Record]) -> str:
     lines += ["|---" * 6 + "|"]
     for record in (r for r in records if r.params["cell"] == "integrity"):
         found = record.results
-        parts = [f"{r['count']} ({r['low']:.0f} to {r['high']:.0f}), {r['place']}" for r in found["rejected"].values()]
+        parts = []
+        for row in found["rejected"].values():
+            low, high = (row["low"], row["high"]) if "low" in row else row["interval_99"]
+            parts.append(f"{row['count']} ({low:.0f} to {high:.0f})")
         models = f"{found['models']['count']} of {found['models']['n']}"
         keys = f"{found['keys']:,} ({found['trigger_sets']})"
         lines.append(f"| {record.params['scheme']} | {keys} | {' | '.join(parts)} | {models} |")
