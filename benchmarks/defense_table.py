@@ -179,6 +179,8 @@ def summary(records: list[Record]) -> str:
         "over seeds, of all clean images, and in brackets of those that the network gets right. As in the paper, the"
     ]
     lines += ["threshold follows from the attacked inputs: a comparison of scores, no promise. Attacks are oblivious."]
+    lines += ["`paper`: an alarm if any defender raises one; `tuned more`: step size and epochs chosen on seed 0."]
+    lines += ["95 % intervals of each share are in the records: 0.8 to 1.2 for 1 %, 9.4 to 10.6 for 10 % of one seed."]
     seeds = sorted({record.seed for record in records})
     accuracies = [r.results["test_accuracy"]["count"] / r.results["test_accuracy"]["n"] for r in records]
     lines += [
@@ -200,7 +202,8 @@ def summary(records: list[Record]) -> str:
             fit = np.mean([r.results["fit_cpu_seconds"] for r in own])
             speed = np.mean([r.results["samples_per_cpu_second"] for r in own])
             ends = f"{fit:.0f} | {speed:,.0f}" if title == "all" else " | "
-            shown = f"**{defender}**" if title == "all" else f"of it {title}"
+            judged_on = ", ".join(str(record.seed) for record in own)
+            shown = f"**{defender}** (seeds {judged_on})" if title == "all" else f"of it {title}"
             lines.append(f"| {shown} | " + " | ".join(cells) + f" | {ends} |")
     lines += ["", "| attack | " + " | ".join(f"seed {seed}: fooled of attacked" for seed in seeds) + " |"]
     lines += ["|---" * (len(seeds) + 1) + "|"]
@@ -253,7 +256,7 @@ def main() -> None:
                 continue
             params = {"defender": defender, "detectors": list(DEFENDERS[defender][0]), "rule": DEFENDERS[defender][1]}
             params |= {"recipe": RECIPE.as_dict(), "limit": options.limit, "code": CODE}
-            path = RECORDS / f"{defender.replace(', ', '-')}-seed{seed}.json"
+            path = RECORDS / f"{defender.replace(', ', '-').replace(' ', '-')}-seed{seed}.json"
             if is_done(path, params):
                 continue
             run = Run("benchmark.defense-table", seed=seed, params=params)
