@@ -14,7 +14,11 @@ from deepseal.adapter import Classifier, InputSpec, Split
 from deepseal.attacks import EVASION
 from deepseal.attacks.evasion.adaptive_cw import AdaptiveCW
 from deepseal.attacks.evasion.adaptive_pgd import AdaptivePGD, _without
+from deepseal.attacks.evasion.carlini_wagner import CarliniWagner
 from deepseal.attacks.evasion.pgd import PGD
+from deepseal.defense.guarded import GuardedModel
+from deepseal.defense.monitor import calibrate, fit_monitor
+from deepseal.defense.presets import choose
 from deepseal.errors import InputError
 from deepseal.rng import Rng
 
@@ -251,6 +255,39 @@ class TestCarliniWagner:
         gap = z.scatter(1, y[:, None], float("-inf")).amax(dim=1) - z.gather(1, y[:, None])[:, 0]
         assert len(gap) > 15
         assert float(gap.min()) >= 0.5 - 1e-4
+
+
+@pytest.fixture(scope="module")
+def monitored(base, digits):
+    """A network with real detectors, one of which has steps without a gradient."""
+    chosen = choose(base, ["inrel", "density", "squeeze"])
+    monitor = fit_monitor(base, digits.train, chosen.detectors, rng=Rng(0))
+    return GuardedModel(calibrate(monitor, digits.calibration, rng=Rng(0), false_positive=0.05))
+
+
+class TestARealMonitor:
+    @pytest.fixture(scope="class")
+    def some(self, digits):
+        return digits.test.take(torch.arange(60))
+
+    def test_knowing_of_it_finds_more(self, monitored, some, no_trace):
+        with no_trace(monitored.monitor.model):
+            found = AdaptivePGD(epsilon=0.3, steps=20, restarts=1).perturb(monitored, some, rng=Rng(0))
+        right = monitored.query(some.x).argmax(dim=1) == some.y
+        wrong = monitored.query(found.x).argmax(dim=1) != some.y
+        assert torch.equal(found.fooled, right & wrong & ~monitored.alarms(found.x))
+        unaware = PGD(epsilon=0.3, steps=20).perturb(monitored.monitor.model, some, rng=Rng(0))
+        assert int(found.fooled.sum()) > int((unaware.fooled & ~monitored.alarms(unaware.x)).sum()) + 5
+
+    def test_the_nearest_silent_one_is_further_than_the_nearest_wrong_one(self, monitored, some):
+        few, params = some.take(torch.arange(15)), {"steps": 60, "searches": 4}
+        found = AdaptiveCW(surrogate="identity", **params).perturb(monitored, few, rng=Rng(0))
+        plain = CarliniWagner(**params).perturb(monitored.monitor.model, few, rng=Rng(0))
+        both = found.fooled & plain.fooled
+        assert int(both.sum()) > 8
+        assert not bool(monitored.alarms(found.x)[found.fooled].any())
+        sizes = [float((one.x - few.x).flatten(1).norm(dim=1)[both].mean()) for one in (plain, found)]
+        assert sizes[0] <= sizes[1] + 1e-3
 
 
 @pytest.mark.parametrize("name", ["adaptive-pgd", "adaptive-cw"])
