@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -50,30 +51,36 @@ class Bench:
     def __init__(self, name: str, seed: int, preset: str) -> None:
         self.name, self.seed, self.preset = name, seed, preset
         self.rng = Rng(seed).child("adaptive", name, preset)
-        self._data: Dataset | None = None
-        self._monitor: Monitor | None = None
 
-    @property
+    @functools.cached_property
     def data(self) -> Dataset:
-        self._data = self._data or load_data(self.name)
-        return self._data
+        return load_data(self.name)
 
     @property
     def attacked(self) -> Split:
         return self.data.test.take(torch.arange(LIMIT[self.name]))
 
-    @property
+    @functools.cached_property
     def monitor(self) -> Monitor:
-        if self._monitor is None:
-            model = lenet_on(self.data, self.seed)
-            model.module.to(memory_format=torch.channels_last)  # the same numbers, faster
-            chosen = choose(model, [self.preset])
-            fitted = fit_monitor(model, self.data.train, chosen.detectors, rng=self.rng, notes=chosen.notes)
-            self._monitor = calibrate(fitted, self.data.calibration, rng=self.rng, confidence=CONFIDENCE)
-        return self._monitor
+        model = lenet_on(self.data, self.seed)
+        model.module.to(memory_format=torch.channels_last)  # the same numbers, faster
+        chosen = choose(model, [self.preset])
+        fitted = fit_monitor(model, self.data.train, chosen.detectors, rng=self.rng, notes=chosen.notes)
+        return calibrate(fitted, self.data.calibration, rng=self.rng, confidence=CONFIDENCE)
 
     def guard(self, false_positive: float) -> GuardedModel:
         return GuardedModel(self.monitor, false_positive)
+
+    @functools.cached_property
+    def thresholds(self) -> list[dict[str, Any]]:
+        """The thresholds, and the alarms that they raise on the clean test images that are not attacked."""
+        clean = self.data.test.tensor[LIMIT[self.name] :]
+        totals = torch.cat([self.monitor.scores(part).total for part in clean.split(1000)])
+        rows = []
+        for known in map(self.monitor.threshold, RATES):
+            realised = rate(int((totals > known.value).sum()), len(totals))
+            rows.append({**known.as_dict(), "realised": realised.as_dict()})
+        return rows
 
     def surrogate(self) -> str:
         """Both where a member has a step without a gradient; they are one and the same where none has."""
@@ -104,7 +111,7 @@ def adaptive(bench: Bench, run: Run, settings: dict[str, Any]) -> None:
     guard = BothGuards(bench.monitor, RATES[1], looser=bench.guard(RATES[0]).limit)
     found = attack.perturb(guard, some, rng=bench.rng.child("adaptive"))
     silent = found.fooled.clone()
-    kept = torch.cat(guard.kept)
+    kept = torch.cat([some.tensor[:0], *guard.kept])
     if len(kept):
         # Whose input it is, by nearness; it counts for that one if it is in its ball and wrong for it.
         place = torch.cdist(kept.flatten(1), some.tensor.flatten(1)).argmin(dim=1)
@@ -119,7 +126,7 @@ def adaptive(bench: Bench, run: Run, settings: dict[str, Any]) -> None:
         surrogate=bench.surrogate(),
         attack=attack.as_dict(),
         evidence=dict(found.evidence),
-        thresholds=_thresholds(bench),
+        thresholds=bench.thresholds,
     )
     for false_positive, mask in zip(RATES, (silent, found.fooled), strict=True):
         run.results[_key(false_positive)] = rate(int(mask.sum()), attacked).as_dict()
@@ -144,7 +151,7 @@ def oblivious(bench: Bench, run: Run, settings: dict[str, Any]) -> None:
             for (name, _), one, mask in zip(settings["attacks"], found, silent, strict=True):
                 row[f"{name}_{_key(false_positive)}"] = _share([one], [mask])
         rows.append(row)
-    run.results.update(curve=rows, thresholds=_thresholds(bench))
+    run.results.update(curve=rows, thresholds=bench.thresholds)
 
 
 def _share(found: list[Perturbed], masks: list[Tensor]) -> dict[str, Any]:
@@ -160,16 +167,6 @@ def ladder(bench: Bench, run: Run, settings: dict[str, Any]) -> None:
         found = attack.perturb(bench.guard(RATES[1]), bench.attacked, rng=bench.rng.child("ladder"))
         rows.append({"steps": steps, **rate(found.evidence["fooled"], found.evidence["attacked"]).as_dict()})
     run.results.update(ladder=rows)
-
-
-def _thresholds(bench: Bench) -> list[dict[str, Any]]:
-    """The thresholds, and the alarms that they raise on the clean test images that were not attacked."""
-    clean = bench.data.test.tensor[LIMIT[bench.name] :]
-    totals = torch.cat([bench.monitor.scores(part).total for part in clean.split(1000)])
-    known = [bench.monitor.threshold(one) for one in RATES]
-    return [
-        {**one.as_dict(), "realised": rate(int((totals > one.value).sum()), len(totals)).as_dict()} for one in known
-    ]
 
 
 def _key(false_positive: float) -> str:
