@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +23,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 from cells import is_done  # noqa: E402
-from defense_nets import lenet_on  # noqa: E402
+from defense_nets import MODELS, lenet_on  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from deepseal.adapter import Dataset, Split, load_data  # noqa: E402
 from deepseal.attacks import EVASION, Perturbed  # noqa: E402
 from deepseal.defense.guarded import GuardedModel  # noqa: E402
 from deepseal.defense.monitor import Monitor, calibrate, fit_monitor  # noqa: E402
+from deepseal.defense.monitor_file import load_monitor, save_monitor
 from deepseal.defense.presets import PRESETS, choose  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
 from deepseal.rng import Rng  # noqa: E402
@@ -62,11 +64,17 @@ class Bench:
 
     @functools.cached_property
     def monitor(self) -> Monitor:
-        model = lenet_on(self.data, self.seed)
-        model.module.to(memory_format=torch.channels_last)  # the same numbers, faster
-        chosen = choose(model, [self.preset])
-        fitted = fit_monitor(model, self.data.train, chosen.detectors, rng=self.rng, notes=chosen.notes)
-        return calibrate(fitted, self.data.calibration, rng=self.rng, confidence=CONFIDENCE)
+        """Fitted on the training images, calibrated on the held-out ones; from ``build/`` if it is there."""
+        members = hashlib.sha256(repr(PRESETS[self.preset]).encode()).hexdigest()[:8]
+        path = MODELS / f"monitor-{self.name}-seed{self.seed}-{self.preset}-{members}"
+        if not path.exists():
+            model = lenet_on(self.data, self.seed)
+            chosen = choose(model, [self.preset])
+            fitted = fit_monitor(model, self.data.train, chosen.detectors, rng=self.rng, notes=chosen.notes)
+            save_monitor(calibrate(fitted, self.data.calibration, rng=self.rng, confidence=CONFIDENCE), path)
+        monitor = load_monitor(path, architecture="defense_nets:lenet_like")
+        monitor.model.module.to(memory_format=torch.channels_last)  # the same numbers, faster
+        return monitor
 
     def guard(self, false_positive: float) -> GuardedModel:
         return GuardedModel(self.monitor, false_positive)
