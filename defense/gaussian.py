@@ -130,7 +130,7 @@ def log_density(x: Tensor, classes: Tensor, means: Tensor, whiten: Tensor, offse
         offset: (C,).
     """
     centred = x - means[classes]
-    if len(x) * whiten[0].numel() <= _GATHERED:
+    if torch.compiler.is_compiling() or len(x) * whiten[0].numel() <= _GATHERED:
         white = torch.einsum("nij,nj->ni", whiten[classes], centred)
         return offset[classes] - 0.5 * white.square().sum(dim=1)
     parts, places = [], []

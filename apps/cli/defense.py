@@ -1,4 +1,4 @@
-"""``deepseal defense list | fit | calibrate | evaluate | detect | serve``."""
+"""``deepseal defense list | fit | calibrate | evaluate | detect | serve | export``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from deepseal.apps.cli.exits import Exit
 
 app = typer.Typer(help="Watch a deployed model for adversarial inputs.", no_args_is_help=True)
 app.command()(defense_service.serve)
+app.command()(defense_service.export)
 MonitorFolder = Annotated[Path, typer.Argument(help="The monitor's folder (see defense fit).")]
 
 

@@ -1,4 +1,4 @@
-"""``deepseal defense serve``."""
+"""``deepseal defense serve | export``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deepseal.apps.cli.common import Arch, Json, RecordFile, remark, running
+from deepseal.apps.cli.common import Arch, Force, Json, RecordFile, remark, running
 from deepseal.errors import InputError
 
 
@@ -65,4 +65,27 @@ def serve(
             inputs=drift.inputs,
             alarms=drift.alarms,
             drift={"drifted": drift.drifted, "error": drift.error, "log_evidence": drift.peak},
+        )
+
+
+def export(
+    monitor: Annotated[Path, typer.Argument(help="The monitor's folder (see defense fit).")],
+    out: Annotated[Path, typer.Option("--out", help="ONNX file to write.", show_default=False)],
+    arch: Arch = None,
+    force: Force = False,
+    json: Json = False,
+    record: RecordFile = None,
+) -> None:
+    """Write victim and one-pass detectors as one ONNX graph: input to logits, score and alarm."""
+    with running("defense.export", json=json, record=record, force=force, out=out) as (run, _):
+        from deepseal.defense.graph import OUTPUTS, write_onnx
+        from deepseal.defense.monitor_file import load_monitor
+
+        run.params.update(monitor=str(monitor), out=str(out))
+        written = write_onnx(load_monitor(monitor, architecture=arch), out, force=force)
+        run.results.update(
+            size=written.size,
+            outputs=list(OUTPUTS),
+            largest_score_difference=written.difference,
+            compared_inputs=written.inputs,
         )
