@@ -73,7 +73,7 @@ class MonitorGraph(nn.Module):
         self._model, self._members, self._taps = model, monitor.members, monitor.taps
         for index, member in enumerate(monitor.members):
             for name, value in member.state.items():
-                self.register_buffer(f"member_{index}_{name}", value.detach().clone())
+                self.register_buffer(_buffer(index, name), value.detach().clone())
         tails = monitor.tails
         self.register_buffer("knots", tails.knots.clamp_max(torch.finfo(torch.float64).max))
         self.register_buffer("heights", tails.heights.clone())
@@ -101,7 +101,7 @@ class MonitorGraph(nn.Module):
         context = Context(self._model, x, logits, logits.argmax(dim=1), features)
         columns = []
         for index, member in enumerate(self._members):
-            state = {name: getattr(self, f"member_{index}_{name}") for name in member.state}
+            state = {name: getattr(self, _buffer(index, name)) for name in member.state}
             columns.append(member.detector.score(context, state))
         score = self._surprise(torch.stack(columns, dim=1).double()).sum(dim=1)
         return logits, score, score > self.limits[context.predicted]
@@ -124,6 +124,10 @@ class MonitorGraph(nn.Module):
         within = below + ((rows - low) / (high - low)).clamp(0.0, 1.0) * (above - below)
         end, top = self.knots.gather(1, self.last[:, None]), self.heights.gather(1, self.last[:, None])
         return torch.where(rows > end, top + (rows - end) / self.scale[:, None], within).T
+
+
+def _buffer(index: int, name: str) -> str:
+    return f"member_{index}_{name.replace('.', '__')}"
 
 
 def exported(monitor: Monitor) -> torch.export.ExportedProgram:

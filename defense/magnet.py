@@ -8,7 +8,9 @@ little noise. Inputs that are no images, or too small, have dense layers instead
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import threading
 from typing import ClassVar
 
 import torch
@@ -72,21 +74,20 @@ class MagNet(Parameters):
 
     def score(self, context: Context, state: State) -> Tensor:
         """(N,) mean errors, of values 0 … 1."""
-        spec = context.model.spec
-        rebuilder = self._autoencoder(spec)
-        rebuilder.module.load_state_dict(dict(state))
-        rebuilder.module.requires_grad_(False).to(context.x.device)
+        bounds, shape = context.model.spec.bounds, context.model.spec.shape
+        weights = {name: value.to(context.x.device) for name, value in state.items()}
         with torch.set_grad_enabled(context.graph):
             x = context.x.float()
-            change = rebuilder.logits(x) - _scaled(x, spec.bounds).flatten(1)
+            rebuilt = torch.func.functional_call(
+                _rebuilder(shape, bounds, self.maps, threading.get_ident()), weights, (x,)
+            )
+            change = rebuilt - _scaled(x, bounds).flatten(1)
             return change.abs().mean(dim=1) if self.norm == "l1" else change.square().mean(dim=1)
 
     def _autoencoder(self, spec: InputSpec) -> Classifier:
         """From inputs to (N, D) rebuilt values 0 … 1, with unset weights."""
-        shape = spec.shape
-        images = len(shape) == 3 and min(shape[1:]) >= _LEAST
-        body = _convolutional(shape, self.maps) if images else _dense(shape)
-        return Classifier(_Rebuilder(body, spec.bounds), InputSpec(shape, 0, spec.bounds))
+        module = _Rebuilder(_body(spec.shape, self.maps), spec.bounds)
+        return Classifier(module, InputSpec(spec.shape, 0, spec.bounds))
 
 
 class _Rebuilder(nn.Module):
@@ -98,6 +99,17 @@ class _Rebuilder(nn.Module):
         """(N, D) values 0 … 1."""
         rebuilt: Tensor = self.body(_scaled(x, self._bounds))
         return rebuilt.flatten(1)
+
+
+@functools.lru_cache(maxsize=8)
+def _rebuilder(shape: tuple[int, ...], bounds: tuple[float, float], maps: int, _thread: int) -> _Rebuilder:
+    """The autoencoder without weights, for those of a state: one a thread, as a call lends it the state's."""
+    return _Rebuilder(_body(shape, maps), bounds).requires_grad_(False).eval()
+
+
+def _body(shape: tuple[int, ...], maps: int) -> nn.Sequential:
+    images = len(shape) == 3 and min(shape[1:]) >= _LEAST
+    return _convolutional(shape, maps) if images else _dense(shape)
 
 
 def _convolutional(shape: tuple[int, ...], maps: int) -> nn.Sequential:
