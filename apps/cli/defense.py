@@ -24,8 +24,15 @@ def list_(json: Json = False) -> None:
         from deepseal.defense.base import DETECTORS
         from deepseal.defense.presets import PRESETS
 
+        built = {name: DETECTORS.build(name, {}) for name in DETECTORS.names()}
         run.results["detectors"] = [
-            {"name": name, "what": (DETECTORS.get(name).__doc__ or "").partition("\n")[0]} for name in DETECTORS.names()
+            {
+                "name": name,
+                "access": detector.needs.access,
+                "passes": detector.needs.passes,
+                "what": (type(detector).__doc__ or "").partition("\n")[0],
+            }
+            for name, detector in built.items()
         ]
         run.results["presets"] = [{"name": name, "members": ", ".join(members)} for name, members in PRESETS.items()]
 

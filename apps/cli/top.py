@@ -23,7 +23,8 @@ def info(json: Json = False) -> None:
 
         from deepseal import _native
         from deepseal.adapter.data import data_folders
-        from deepseal.attacks import REMOVAL
+        from deepseal.attacks import EVASION, QUERY, REMOVAL
+        from deepseal.defense.base import DETECTORS
         from deepseal.watermark import SCHEMES
 
         run.results.update(
@@ -34,6 +35,9 @@ def info(json: Json = False) -> None:
             data_folders=[str(folder) for folder in data_folders() if folder.is_dir()],
             schemes=SCHEMES.names(),
             removal_attacks=REMOVAL.names(),
+            query_attacks=QUERY.names(),
+            evasion_attacks=EVASION.names(),
+            detectors=DETECTORS.names(),
         )
 
 
