@@ -149,7 +149,7 @@ def main() -> None:
                 )
         tabulate(run, chosen, others, times, rows)
         run.results["repeats"] = repeat + 1
-        if not options.dry:
+        if not options.dry and any(others.values()):  # a record without peers says nothing
             run.record().write(Path(__file__).with_name("evasion_speed.json"), force=True)
     for attack in chosen:
         print(attack, {name: run.results[attack][f"{name}_over_fastest"] for name in SPEEDS})
