@@ -1,4 +1,4 @@
-"""``deepseal defense list | fit | calibrate | evaluate | detect | serve | export``."""
+"""``deepseal defense list | fit | calibrate | evaluate | detect | customise | serve | export``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from deepseal.apps.cli.common import Arch, Data, Force, Json, ModelFile, Pickle,
 from deepseal.apps.cli.exits import Exit
 
 app = typer.Typer(help="Watch a deployed model for adversarial inputs.", no_args_is_help=True)
+app.command()(defense_service.customise)
 app.command()(defense_service.serve)
 app.command()(defense_service.export)
 MonitorFolder = Annotated[Path, typer.Argument(help="The monitor's folder (see defense fit).")]

@@ -1,4 +1,4 @@
-"""``deepseal defense serve | export``."""
+"""``deepseal defense customise | serve | export``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from deepseal.apps.cli.common import Arch, Force, Json, RecordFile, remark, running
+from deepseal.apps.cli.common import (
+    Arch,
+    Data,
+    Force,
+    Json,
+    ModelFile,
+    Pickle,
+    RecordFile,
+    Seed,
+    progress,
+    remark,
+    running,
+)
 from deepseal.errors import InputError
 
 
@@ -89,3 +101,71 @@ def export(
             largest_score_difference=written.difference,
             compared_inputs=written.inputs,
         )
+
+
+def customise(
+    model: ModelFile,
+    data: Data,
+    latency: Annotated[float, typer.Option("--latency-ms", help="Milliseconds a batch that it may add.")],
+    memory: Annotated[float, typer.Option("--memory-mb", help="MiB that it may take: what it learned, and to work.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write the monitor to.", show_default=False)],
+    batch: Annotated[int, typer.Option("--batch", help="Inputs a batch.", min=1)] = 1,
+    detector: Annotated[
+        list[str] | None,
+        typer.Option("--detector", help="A candidate, as name?param=value, or a preset; repeatable. [default: all]"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=500, help="Only the first so many training samples.")
+    ] = None,
+    arch: Arch = None,
+    seed: Seed = 0,
+    force: Force = False,
+    json: Json = False,
+    record: RecordFile = None,
+    insecure_allow_pickle: Pickle = False,
+) -> None:
+    """Measure victim and detectors here, and choose number, kind and layers for a budget.
+
+    The monitor is to be calibrated next.
+    """
+    with running("defense.customise", json=json, record=record, force=force, seed=seed, inputs=(model,)) as (run, _):
+        import dataclasses
+
+        import torch
+
+        from deepseal.adapter import load_data
+        from deepseal.apps.workflow import load_model
+        from deepseal.defense.customise import CANDIDATES, Budget
+        from deepseal.defense.customise import customise as customised
+        from deepseal.defense.monitor_file import check_folder, describe, save_monitor
+        from deepseal.rng import Rng
+
+        budget = Budget(latency, memory, batch)
+        check_folder(out, force=force)
+        dataset = load_data(data)
+        loaded = load_model(model, arch=arch, insecure_allow_pickle=insecure_allow_pickle, dataset=dataset)
+        split = dataset.train if limit is None else dataset.train.take(torch.arange(min(limit, len(dataset.train))))
+        run.params.update(model=str(model), data=dataset.name, budget=dataclasses.asdict(budget), samples=len(split))
+        run.fingerprints.update(model=loaded.fingerprint(), fit=split.fingerprint())
+        with progress("customise") as told:
+            found = customised(loaded, split, budget, rng=Rng(seed), words=tuple(detector or CANDIDATES), progress=told)
+        save_monitor(found.monitor, out, force=force)
+        run.results.update(
+            victim_ms=found.victim,
+            candidates=[
+                {
+                    "detector": row.title,
+                    "added_ms": row.cost.milliseconds,
+                    "memory_mib": row.cost.memory,
+                    "passes": row.passes,
+                    "worth_by_proxy": dict(row.worth),
+                    "decision": row.decision,
+                }
+                for row in found.candidates
+            ],
+            chosen=[member["title"] for member in describe(found.monitor)["members"]],
+            added_ms=found.total.milliseconds,
+            memory_mib=found.total.memory,
+            worth_by_proxy=dict(found.worth),
+        )
+        run.notes.extend(found.monitor.notes)
