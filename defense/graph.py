@@ -58,6 +58,12 @@ class MonitorGraph(nn.Module):
         InputError: a monitor that is not calibrated, of a model that only answers, or with such a member.
     """
 
+    knots: Tensor
+    heights: Tensor
+    last: Tensor
+    scale: Tensor
+    limits: Tensor
+
     def __init__(self, monitor: Monitor) -> None:
         super().__init__()
         for member in monitor.members:

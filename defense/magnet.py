@@ -81,7 +81,7 @@ class MagNet(Parameters):
             rebuilt = torch.func.functional_call(
                 _rebuilder(shape, bounds, self.maps, threading.get_ident()), weights, (x,)
             )
-            change = rebuilt - _scaled(x, bounds).flatten(1)
+            change: Tensor = rebuilt - _scaled(x, bounds).flatten(1)
             return change.abs().mean(dim=1) if self.norm == "l1" else change.square().mean(dim=1)
 
     def _autoencoder(self, spec: InputSpec) -> Classifier:

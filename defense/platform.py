@@ -81,7 +81,8 @@ def medians(parts: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
 
 def peak_memory(part: Callable[[], Any]) -> float:
     """Most MiB of tensors that are made and alive at once while ``part`` runs."""
-    with _Living() as living:
+    living = _Living()
+    with living:
         part()
     return living.peak / 2**20
 
@@ -90,8 +91,9 @@ class _Living(TorchDispatchMode):
     """Counts the bytes of the storages that operations make, until they are gone."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.peak = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+        self.peak = 0
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
