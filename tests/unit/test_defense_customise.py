@@ -113,6 +113,5 @@ def test_worth_by_proxy_ranks_detectors_as_attacks_do(base, digits):
         scores = [monitor.raw(x)[0] for x in (right.tensor, fooled)]
         for index, title in enumerate(areas):
             areas[title] += (auroc(scores[0][:, index], scores[1][:, index]) or 0.0) / 3
-    print(sorted((area, title, rows[title]) for title, area in areas.items()))
     worth = [sum(rows[title].values()) for title in areas]
     assert stats.spearmanr(worth, list(areas.values())).statistic > 0.4
