@@ -51,7 +51,7 @@ class Budget:
         milliseconds: of one batch.
         mebibytes: of learned tensors and working memory.
         batch: inputs a batch.
-        rounds: measurements, whose median counts.
+        rounds: measurements of each time.
     """
 
     milliseconds: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ class Cost:
     """Of one batch.
 
     Attributes:
-        milliseconds: median time that is added to the victim's pass.
+        milliseconds: time that is added to the victim's pass.
         state: MiB of what was learned.
         working: MiB that are alive at once while it scores.
     """
@@ -42,8 +41,8 @@ class Cost:
 
 
 def victim_milliseconds(model: BlackBox, x: Tensor, rounds: int) -> float:
-    """Median time of the victim's own pass over one batch."""
-    return medians([lambda: list(contexts(model, x, ()))], rounds)[0]
+    """Time of the victim's own pass over one batch."""
+    return timed([lambda: list(contexts(model, x, ()))], rounds)[0]
 
 
 def added_cost(model: BlackBox, members: Sequence[Member], x: Tensor, rounds: int) -> Cost:
@@ -58,7 +57,7 @@ def added_cost(model: BlackBox, members: Sequence[Member], x: Tensor, rounds: in
                 member.detector.score(context, member.state)
 
     with torch.no_grad():
-        alone, reading, scoring = medians(
+        alone, reading, scoring = timed(
             [lambda: list(contexts(model, x, ())), lambda: list(contexts(model, x, taps)), scored], rounds
         )
         working = peak_memory(scored)
@@ -67,8 +66,11 @@ def added_cost(model: BlackBox, members: Sequence[Member], x: Tensor, rounds: in
     return Cost(scoring + max(0.0, reading - alone), state, working)
 
 
-def medians(parts: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
-    """Median milliseconds of each part, in turns, after some that do not count."""
+def timed(parts: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
+    """Milliseconds of each part, in turns, after some that do not count: of ten runs the fastest.
+
+    Other programs on the machine only ever add time, so that the fast runs are those that tell what the work takes.
+    """
     seen: list[list[float]] = [[] for _ in parts]
     for index in range(_WARM + rounds):
         for part, times in zip(parts, seen, strict=True):
@@ -76,7 +78,7 @@ def medians(parts: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
             part()
             if index >= _WARM:
                 times.append(1e3 * (time.perf_counter() - begun))
-    return [statistics.median(times) for times in seen]
+    return [sorted(times)[len(times) // 10] for times in seen]
 
 
 def peak_memory(part: Callable[[], Any]) -> float:
