@@ -49,7 +49,7 @@ ATTACKS = (
     "pgd:epsilon=0.03,steps=10",
     "deepfool",
     "cw:confidence=0,steps=30,searches=2",
-    "adaptive-pgd:epsilon=0.008,steps=15,restarts=1,loss=selective,surrogate=smooth",
+    "adaptive-pgd:epsilon=0.008,steps=10,restarts=1,loss=selective,surrogate=smooth",
 )
 
 
@@ -61,7 +61,7 @@ def labelled(model: Classifier, x: Tensor) -> Split:
 def main() -> None:
     """Measure once, write one record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument("--limit", type=int, default=20)
     limit = parser.parse_args().limit
     torch.set_num_threads(1)
     torch.manual_seed(0)
