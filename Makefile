@@ -135,8 +135,8 @@ benchmark-watermark: $(STAMP) ## Reproduce the DeepSigns table
 benchmark-blackmarks: $(STAMP) ## BlackMarks on three networks: what survives, innocents, cost; hours
 	@"$(BIN)/python" benchmarks/watermark_blackmarks.py $(ARGS)
 
-benchmark-defense: $(STAMP) ## Detectors, presets and peers against attacks, false-positive rates, adaptive attackers, speed; hours
-	@cd benchmarks && $(foreach name,detection adaptive table,"$(BIN)/python" defense_$(name).py &&) true
+benchmark-defense: $(STAMP) ## Detectors and peers against attacks, false alarms, adaptive attackers, speed, service; hours
+	@cd benchmarks && $(foreach name,detection adaptive table speed latency service,"$(BIN)/python" defense_$(name).py &&) true
 
 benchmark-watermark-align: $(STAMP) ## Alignment of suspects whose neurons were moved, and of innocent models; hours
 	@"$(BIN)/python" benchmarks/watermark_align.py $(ARGS)
