@@ -27,7 +27,7 @@ def render(records: Sequence[Record], *, title: str | None = None) -> str:
     """
     if len(records) == 1 and comparison.is_comparison(records[0]):
         page = _environment().get_template(_COMPARISON)
-        return page.render(title=words.clean(title or "Comparison of marks", 200), **comparison.view(records[0]))
+        return page.render(title=words.clean(title or "Watermarks compared", 200), **comparison.view(records[0]))
     if len(records) == 1 and detection.is_evaluation(records[0]):
         page = _environment().get_template(_DETECTION)
         return page.render(title=words.clean(title or "Evaluation of a monitor", 200), **detection.view(records[0]))
