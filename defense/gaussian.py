@@ -23,15 +23,18 @@ class Moments:
     scatter: Tensor
 
     @classmethod
-    def empty(cls, width: int) -> Moments:
+    def empty(cls, width: int, *, do: str = "read the layer pooled (pool=space), or another layer") -> Moments:
         """Of no rows.
+
+        Args:
+            width: features.
+            do: what to do where these are too many.
 
         Raises:
             InputError: more features than a covariance can have.
         """
         if width > WIDEST:
-            found, do = str(width), "read the layer pooled (pool=space), or another layer"
-            raise InputError(f"at most {WIDEST} features", found=found, do=do)
+            raise InputError(f"at most {WIDEST} features", found=str(width), do=do)
         zeros = torch.zeros(width, dtype=torch.float64)
         return cls(0, zeros, torch.zeros(width, width, dtype=torch.float64))
 

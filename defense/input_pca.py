@@ -23,6 +23,7 @@ from deepseal.parameters import Parameters, parameter
 from deepseal.rng import Rng
 
 _FLOOR = 1e-12
+_INSTEAD = "use a detector that reads a layer, such as density or ratio"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Reconstruction(Parameters):
         moments = None
         for x in reference.split.tensor.split(512):
             rows = x.flatten(1)
-            moments = (moments or Moments.empty(rows.shape[1])).add(rows)
+            moments = (moments or Moments.empty(rows.shape[1], do=_INSTEAD)).add(rows)
         assert moments is not None  # noqa: S101 - a split is never empty
         directions, _ = principal(moments, self.variance, self.directions)
         return {"mean": moments.mean.float(), "directions": directions.float().contiguous()}
@@ -93,7 +94,7 @@ class RelativeReconstruction(Parameters):
         bases = torch.zeros(reference.classes, self.directions, width)
         present = torch.zeros(reference.classes, dtype=torch.bool)
         for label in labels.unique().tolist():
-            moments = Moments.empty(width)
+            moments = Moments.empty(width, do=_INSTEAD)
             for x in inputs[labels == label].split(512):
                 moments = moments.add(x.flatten(1))
             most = min(self.directions, max(1, moments.count - 1))
