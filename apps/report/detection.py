@@ -12,7 +12,7 @@ from deepseal.errors import understood
 from deepseal.record import Record
 
 KIND = "defense.evaluate"
-WIDTH, HEIGHT = 380, 270
+WIDTH, HEIGHT = 390, 270
 LEFT, RIGHT, TOP, BOTTOM = 52, 366, 14, 224
 _FROM, _TO = -3.3, 0.0
 _STYLES = 6
@@ -66,9 +66,9 @@ def brief(results: Mapping[str, Any]) -> dict[str, Any]:
                 "fooled": interval(row["success"], short=True),
                 "AUROC": _figure(row["auroc"]),
                 "found at 1%": "–" if row["adaptive"] else interval(row["tpr_at_1"], short=True),
-                "at 5%": "–" if row["adaptive"] else interval(row["tpr_at_5"], short=True),
+                "found at 5%": "–" if row["adaptive"] else interval(row["tpr_at_5"], short=True),
                 "silent at 1%": interval(row["silent_errors_at_1"], short=True),
-                "at 5 %": interval(row["silent_errors_at_5"], short=True),
+                "silent at 5%": interval(row["silent_errors_at_5"], short=True),
             }
             for row in results["attacks"]
         ]
