@@ -109,22 +109,12 @@ def forward_to(module: nn.Module, x: Batch, layers: Sequence[str]) -> dict[str, 
         InputError: a layer that does not run, runs twice, or gives something other than a tensor.
     """
     captured: dict[str, Tensor] = {}
-
-    def hook(name: str) -> Hook:
-        def keep(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-            captured[name] = _tensor(name, output, captured)
-            if len(captured) == len(set(layers)):
-                raise _Enough
-
-        return keep
-
-    with hooked(module, [(name, hook(name)) for name in dict.fromkeys(layers)]):
+    with _kept(module, layers, captured, enough=True):
         try:
             call(module, x)
         except _Enough:
             return captured
-    missing = [name for name in layers if name not in captured]
-    raise InputError("layers that run in a forward pass", found=f"{missing} never ran", do="choose another layer")
+    raise _never(layers, captured)
 
 
 def forward_with(module: nn.Module, x: Batch, layers: Sequence[str]) -> tuple[Any, dict[str, Tensor]]:
@@ -135,20 +125,35 @@ def forward_with(module: nn.Module, x: Batch, layers: Sequence[str]) -> tuple[An
         InputError: a layer that does not run, runs twice, or gives something other than a tensor.
     """
     captured: dict[str, Tensor] = {}
+    with _kept(module, layers, captured):
+        returned = call(module, x)
+    if len(captured) < len(set(layers)):
+        raise _never(layers, captured)
+    return returned, captured
+
+
+@contextmanager
+def _kept(
+    module: nn.Module, layers: Sequence[str], captured: dict[str, Tensor], *, enough: bool = False
+) -> Iterator[None]:
+    """Inside, outputs of the named layers go into ``captured``; ``enough`` ends the pass with the last of them."""
+    wanted = list(dict.fromkeys(layers))
 
     def hook(name: str) -> Hook:
         def keep(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
             captured[name] = _tensor(name, output, captured)
+            if enough and len(captured) == len(wanted):
+                raise _Enough
 
         return keep
 
-    wanted = list(dict.fromkeys(layers))
     with hooked(module, [(name, hook(name)) for name in wanted]):
-        returned = call(module, x)
-    missing = [name for name in wanted if name not in captured]
-    if missing:
-        raise InputError("layers that run in a forward pass", found=f"{missing} never ran", do="choose another layer")
-    return returned, captured
+        yield
+
+
+def _never(layers: Sequence[str], captured: dict[str, Tensor]) -> InputError:
+    missing = [name for name in layers if name not in captured]
+    return InputError("layers that run in a forward pass", found=f"{missing} never ran", do="choose another layer")
 
 
 def execution_order(module: nn.Module, x: Batch) -> list[tuple[str, nn.Module, tuple[int, ...]]]:

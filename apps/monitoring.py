@@ -160,7 +160,7 @@ def evaluate(
         accuracy=rate(int(clean.right.sum()), len(clean.right)).as_dict(),
         samples=len(clean.right),
         false_positives=rates,
-        controls=controls(monitor, dataset.test, rng=rng),
+        controls=controls(monitor, dataset.test, clean, rng=rng),
         attacks=rows,
         **summary(rows),
         cost={

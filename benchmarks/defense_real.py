@@ -99,7 +99,7 @@ def main() -> None:
         classes_in_the_calibration=len(calibration.y.unique()),
         fitting_cpu_seconds=fitting,
         false_positives=false_positives(monitor, clean),
-        controls=controls(monitor, test, rng=Rng(2), spread=0.02),
+        controls=controls(monitor, test, clean, rng=Rng(2), spread=0.02),
         attacks=rows,
     )
     run.record().write(HERE / "defense-real.json", force=True)

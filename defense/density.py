@@ -14,43 +14,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from deepseal.adapter import BlackBox
-from deepseal.adapter.capture import Tap
-from deepseal.defense.base import Needs, State
+from deepseal.defense.base import State
 from deepseal.defense.context import Context, Reference
 from deepseal.defense.gaussian import ClassGaussians, Moments, log_density, principal
-from deepseal.defense.placing import tap_at
-from deepseal.parameters import Parameters, parameter
+from deepseal.defense.layered import AtLayer
+from deepseal.parameters import parameter
 from deepseal.rng import Rng
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LatentDensity(Parameters):
+class LatentDensity(AtLayer):
     """Rouhani et al., 2018: negative log density under the Gaussian of the class that the victim predicts."""
 
     name: ClassVar[str] = "density"
 
     layer: str = parameter("early", "qualified name, or first, early, middle, last")
-    pool: str = parameter("auto", "how the layer's output becomes a vector (outputs.POOLS)")
     normalise: bool = parameter(True, "scale features to length 1")
     variance: float = parameter(0.99, "share of the variance that the directions keep", minimum=0.1, maximum=1.0)
     directions: int = parameter(64, "most directions", minimum=1, maximum=4096)
     shrinkage: float = parameter(0.01, "how far covariances are drawn to trace/D", minimum=0.0, maximum=1.0)
     per_class: bool = parameter(True, "one Gaussian a class; else one for all, also for models of many classes")
-
-    @property
-    def needs(self) -> Needs:
-        """A hidden layer of the shared pass."""
-        return Needs(access="module", taps=(Tap(self.layer, self.pool),))
-
-    def placed(self, model: BlackBox) -> LatentDensity:
-        """With its layer and pooling rule settled.
-
-        Raises:
-            InputError: a model whose layers cannot be read.
-        """
-        layer, pool = tap_at(model, self.layer, self.pool)
-        return dataclasses.replace(self, layer=layer, pool=pool)
 
     def fit(self, reference: Reference, *, rng: Rng) -> dict[str, Tensor]:
         """Principal directions and Gaussians, in two passes over the data.
@@ -58,7 +41,7 @@ class LatentDensity(Parameters):
         Raises:
             InputError: no data, or a layer that is too wide.
         """
-        tap = self.needs.taps[0]
+        tap = self.tap
         moments = None
         for context, _ in reference.stream([tap]):
             rows = self._rows(context)
@@ -89,5 +72,5 @@ class LatentDensity(Parameters):
         return -log_density(rows, classes, state["means"], state["whiten"], state["offset"])
 
     def _rows(self, context: Context) -> Tensor:
-        rows = context.at(self.needs.taps[0])
+        rows = context.at(self.tap)
         return nn.functional.normalize(rows, dim=1) if self.normalise else rows

@@ -207,12 +207,11 @@ def roc(negative: Tensor, positive: Tensor, points: int = 60) -> list[list[float
     ]
 
 
-def controls(monitor: Monitor, test: Split, *, rng: Rng, spread: float = 0.1) -> dict[str, Any]:
+def controls(monitor: Monitor, test: Split, clean: Clean, *, rng: Rng, spread: float = 0.1) -> dict[str, Any]:
     """Two answers that must be near one half and near the nominal rate: clean against clean, and benign noise.
 
     Clean inputs are split in two by chance; noise is uniform, of the stated share of the bounds' width.
     """
-    clean = clean_scores(monitor, test)
     order = torch.randperm(len(clean.scores), generator=rng.child("halves").torch())
     half = len(order) // 2
     kept = fresh(monitor, test, "judge it on")

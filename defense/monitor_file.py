@@ -24,7 +24,7 @@ from deepseal.adapter import Classifier, InputSpec, checkpoint
 from deepseal.defense.base import DETECTORS
 from deepseal.defense.monitor import Calibration, Member, Monitor
 from deepseal.errors import InputError, understood
-from deepseal.files import read_bytes
+from deepseal.files import read_bytes, umask
 
 FORMAT = "deepseal-monitor/1"
 NAMES = ("model.safetensors", "detectors.safetensors", "monitor.json")
@@ -53,7 +53,7 @@ def save_monitor(monitor: Monitor, path: Path | str, *, force: bool = False) -> 
             described["files"] = {name: _sha256(temporary / name) for name in NAMES[:2]}
             text = json.dumps(described, indent=1, sort_keys=True, ensure_ascii=False)
             (temporary / NAMES[2]).write_text(text + "\n", encoding="utf-8")
-            temporary.chmod(0o755 & ~_umask())
+            temporary.chmod(0o755 & ~umask())
             if folder.exists():
                 old = temporary.with_name(temporary.name + ".old")
                 folder.rename(old)
@@ -200,9 +200,3 @@ def _check_golden(monitor: Monitor, expected: list[float], folder: Path) -> None
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(read_bytes(path, "a file of the monitor")).hexdigest()
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -14,45 +14,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from deepseal.adapter import BlackBox
-from deepseal.adapter.capture import Tap
-from deepseal.defense.base import Needs, State
+from deepseal.defense.base import State
 from deepseal.defense.context import Context, Reference
 from deepseal.defense.gaussian import Moments, principal
-from deepseal.defense.placing import tap_at
+from deepseal.defense.layered import AtLayer
 from deepseal.errors import InputError
-from deepseal.parameters import Parameters, parameter
+from deepseal.parameters import parameter
 from deepseal.rng import Rng
 
 _FLOOR = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DistanceRatio(Parameters):
+class DistanceRatio(AtLayer):
     """Log distance to the nearest references of the predicted class, minus that to the nearest of all others."""
 
     name: ClassVar[str] = "ratio"
 
     layer: str = parameter("first", "qualified name, or first, early, middle, last")
-    pool: str = parameter("auto", "how the layer's output becomes a vector (outputs.POOLS)")
     references: int = parameter(5000, "references that are kept, evenly over the classes", minimum=20)
     neighbours: int = parameter(5, "nearest references whose mean distance counts", minimum=1, maximum=100)
     directions: int = parameter(128, "most principal directions", minimum=1, maximum=4096)
     variance: float = parameter(0.999, "share of the variance that the directions keep", minimum=0.1, maximum=1.0)
-
-    @property
-    def needs(self) -> Needs:
-        """A hidden layer of the shared pass."""
-        return Needs(access="module", taps=(Tap(self.layer, self.pool),))
-
-    def placed(self, model: BlackBox) -> DistanceRatio:
-        """With its layer and pooling rule settled.
-
-        Raises:
-            InputError: a model whose layers cannot be read.
-        """
-        layer, pool = tap_at(model, self.layer, self.pool)
-        return dataclasses.replace(self, layer=layer, pool=pool)
 
     def fit(self, reference: Reference, *, rng: Rng) -> dict[str, Tensor]:
         """Keep the references.
@@ -68,7 +51,7 @@ class DistanceRatio(Parameters):
             expected = f"at least {self.neighbours} samples of each class present, and two classes"
             raise InputError(expected, found=found, do="pass more data")
         moments, rows = None, []
-        for context, _ in chosen.stream(self.needs.taps):
+        for context, _ in chosen.stream([self.tap]):
             rows.append(self._rows(context))
             moments = (moments or Moments.empty(rows[-1].shape[1])).add(rows[-1])
         assert moments is not None  # noqa: S101 - at least two classes are there
@@ -100,4 +83,4 @@ class DistanceRatio(Parameters):
         return squared.clamp_min(_FLOOR).sqrt().mean(dim=1).log()
 
     def _rows(self, context: Context) -> Tensor:
-        return nn.functional.normalize(context.at(self.needs.taps[0]), dim=1)
+        return nn.functional.normalize(context.at(self.tap), dim=1)

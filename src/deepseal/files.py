@@ -74,7 +74,7 @@ def pending(path: Path, *, force: bool = False, mode: int | None = None) -> Iter
         yield temporary
         with temporary.open("rb") as stream:
             os.fsync(stream.fileno())
-        temporary.chmod(mode if mode is not None else 0o666 & ~_umask())
+        temporary.chmod(mode if mode is not None else 0o666 & ~umask())
         if force:
             temporary.replace(path)
         else:
@@ -118,7 +118,8 @@ def _publish(temporary: Path, path: Path) -> None:
         temporary.replace(path)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The permission bits that this process takes from new files."""
     current = os.umask(0)
     os.umask(current)
     return current

@@ -142,7 +142,7 @@ def test_agreement_of_members(monitor):
 
 
 def test_controls_say_nothing_where_there_is_nothing(monitor, parts):
-    found = controls(monitor, parts[2], rng=Rng(3))
+    found = controls(monitor, parts[2], clean_scores(monitor, parts[2]), rng=Rng(3))
     assert 0.35 < found["clean_against_clean"] < 0.65
     rows = false_positives(monitor, clean_scores(monitor, parts[2]))
     assert [row["guaranteed"] for row in rows] == [False, True]
