@@ -121,6 +121,9 @@ class Imitation:
         return self._weight * ((step.logits - wanted).pow(2) / spread).mean()
 
 
+Watch = Callable[["Training", float], None]
+
+
 class Training:
     """Training of a copy of ``model``, one update a ``step()``; ``result()`` is the trained classifier.
 
@@ -223,12 +226,14 @@ class Training:
             total += value
         return total
 
-    def run(self, progress: Progress | None = None) -> Classifier:
-        """All updates, then the result."""
+    def run(self, progress: Progress | None = None, watch: Watch | None = None) -> Classifier:
+        """All updates, then the result; ``watch`` sees the training and the loss of each update."""
         for index in range(self._total):
-            self.step()
+            loss = self.step()
             if progress is not None:
                 progress(index + 1, self._total)
+            if watch is not None:
+                watch(self, loss)
         return self.result()
 
     def result(self) -> Classifier:

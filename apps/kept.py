@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 from deepseal.adapter import Classifier, Split, checkpoint, load
 from deepseal.adapter.training import Progress
+from deepseal.apps.cache import cache_folder
 from deepseal.apps.reporter import Reporter
 from deepseal.errors import DeepSealError
 from deepseal.watermark.independent import independent_model, stated_recipe
-
-
-def cache_folder() -> Path:
-    """``DEEPSEAL_CACHE``, or ``~/.cache/deepseal``: what may be deleted and is then made again."""
-    stated = os.environ.get("DEEPSEAL_CACHE")
-    return Path(stated) if stated else Path.home() / ".cache" / "deepseal"
 
 
 def kept_models(model: Classifier, data: Split, count: int, report: Reporter) -> list[Classifier]:

@@ -19,8 +19,9 @@ from deepseal import adapter
 from deepseal.adapter import BlackBox, Classifier, Dataset, Differentiable, Recipe, Split, checkpoint
 from deepseal.adapter.names import MismatchError
 from deepseal.adapter.oracle import accuracy
+from deepseal.apps.embedding_watch import watch_embedding
 from deepseal.apps.kept import kept_models
-from deepseal.apps.reporter import Reporter, silent
+from deepseal.apps.reporter import Reporter, observer, silent
 from deepseal.attacks import EVASION, REMOVAL, Perturbed
 from deepseal.errors import InputError, VerificationError, one_line
 from deepseal.files import check_writable, pending
@@ -146,8 +147,10 @@ def embed_mark(
     rng = Rng(seed).child("embed")
     one_round = embedding_cost(model, dataset.train, key, rng=rng.child("cost"))
     clock = time.perf_counter()
+    looking = observer()
+    watch = watch_embedding(key, looking) if looking else None
     with report("embedding") as progress:
-        rounds = list(embedding_rounds(model, dataset.train, key, rng=rng, progress=progress))
+        rounds = list(embedding_rounds(model, dataset.train, key, rng=rng, progress=progress, watch=watch))
     marked = rounds[-1]
     seconds = time.perf_counter() - clock
     change = _change(model, marked, dataset.test)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepseal.adapter import BlackBox, Classifier, Split
-from deepseal.adapter.training import Progress, Training
+from deepseal.adapter.training import Progress, Training, Watch
 from deepseal.errors import InputError
 from deepseal.registry import Registry
 from deepseal.rng import Rng
@@ -158,9 +158,17 @@ def embed(model: Classifier, data: Split, key: Key, *, rng: Rng, progress: Progr
 
 
 def embedding_rounds(
-    model: Classifier, data: Split, key: Key, *, rng: Rng, progress: Progress | None = None
+    model: Classifier,
+    data: Split,
+    key: Key,
+    *,
+    rng: Rng,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[Classifier]:
     """The copy as each round of embedding leaves it, until every bit reads right or the scheme's rounds are spent.
+
+    ``watch`` sees the training and its loss after each update.
 
     Raises:
         InputError: data or key that do not fit the model.
@@ -169,7 +177,7 @@ def embedding_rounds(
     scheme, marked = scheme_of(key), None
     for index in range(scheme.rounds):
         own = rng.child("round", index) if index else rng
-        marked = scheme.embedding(model, data, key, rng=own, start=marked).run(progress)
+        marked = scheme.embedding(model, data, key, rng=own, start=marked).run(progress, watch)
         yield marked
         read = scheme.decode(scheme.observe(marked, key), key)
         if bool(np.all(read.usable & (read.bits == key.message()))):

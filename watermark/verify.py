@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -20,12 +21,16 @@ Verdict = Literal["owned", "not-owned", "inconclusive"]
 
 @dataclasses.dataclass(frozen=True)
 class Null:
-    """Bit error rates where there is no mark of this key: strangers' keys on the suspect, or other models."""
+    """Bit error rates where there is no mark of this key: strangers' keys on the suspect, or other models.
+
+    ``wrong_bits`` says how often each number of wrong bits was read, as pairs (wrong bits, readings) in order.
+    """
 
     n: int
     mean_bit_error_rate: float
     lowest_bit_error_rate: float
     owned: int
+    wrong_bits: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +170,8 @@ def _null(readings: list[tuple[Extraction, Key]], rate: float) -> Null:
     judged = [_judge(extraction, key) for extraction, key in readings]
     rates = [errors / max(1, bits) for errors, bits, _ in judged]
     owned = sum(p <= rate for _, _, p in judged)
-    return Null(len(rates), float(np.mean(rates)), float(np.min(rates)), owned)
+    counts = tuple(sorted(Counter(errors for errors, _, _ in judged).items()))
+    return Null(len(rates), float(np.mean(rates)), float(np.min(rates)), owned, counts)
 
 
 def _warnings(

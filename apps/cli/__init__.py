@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from deepseal.apps.cli import attack, defense, model, private, report, top, watermark
+from deepseal.apps.cli import attack, dashboard, defense, model, private, report, top, watermark
 from deepseal.apps.cli.exits import Exit
 from deepseal.errors import DeepSealError, InputError, VerificationError, one_line
 
@@ -29,17 +29,18 @@ app.add_typer(attack.app, name="attack")
 app.add_typer(defense.app, name="defense")
 app.add_typer(private.app, name="private")
 app.add_typer(report.app, name="report")
+app.command()(dashboard.dashboard)
 top.register(app)
 
 
-def main() -> None:
-    """Run the command line; every expected failure is one line on stderr."""
+def main(words: list[str] | None = None) -> None:
+    """Run the command line (``words``, else the process's own); every expected failure is one line on stderr."""
     debug = os.environ.get("DEEPSEAL_DEBUG") == "1"
     command = typer.main.get_command(app)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _check_text(sys.argv)
-        result = command.main(prog_name="deepseal", standalone_mode=False)
+        _check_text(sys.argv if words is None else words)
+        result = command.main(args=words, prog_name="deepseal", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else Exit.DONE)
     except KeyboardInterrupt:
         _say("interrupted")

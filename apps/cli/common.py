@@ -143,7 +143,14 @@ def show(record: Record, *, json: bool) -> None:
 
 @contextmanager
 def progress(title: str) -> Iterator[Progress | None]:
-    """A progress bar on stderr when that is a terminal."""
+    """A progress bar on stderr when that is a terminal; whoever observes us is told instead."""
+    from deepseal.apps.reporter import observer
+
+    watching = observer()
+    if watching is not None:
+        watching.progress(title, 0, 0)
+        yield lambda done, total: watching.progress(title, done, total)
+        return
     if not sys.stderr.isatty():
         yield None
         return

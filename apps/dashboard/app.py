@@ -1,0 +1,41 @@
+"""The script that Streamlit runs for every browser: navigation, and one page.
+
+Nothing here imports torch; pages that need it import it when they are shown.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import streamlit as st
+
+from deepseal.apps.dashboard.workspace import sweep, workspace
+
+
+@st.cache_resource(show_spinner=False)
+def _begin() -> None:
+    """Once a server: old folders go, and what pages will need is loaded while the first page is read."""
+    sweep()
+    threading.Thread(target=_warm, daemon=True).start()
+
+
+def _warm() -> None:
+    time.sleep(4.0)
+    import deepseal.attacks
+    import deepseal.watermark  # noqa: F401
+
+
+def _overview() -> None:
+    from deepseal.apps.dashboard.overview import show
+
+    show(workspace())
+
+
+st.set_page_config(page_title="DeepSeal", page_icon="🛡️", layout="wide")
+_begin()
+st.navigation(
+    [
+        st.Page(_overview, title="Overview", icon=":material/list_alt:", url_path="overview", default=True),
+    ]
+).run()

@@ -1,0 +1,169 @@
+"""Starting the dashboard's server: loopback, limits, one cookie that tells browsers apart, and no traces elsewhere."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import urllib.request
+import webbrowser
+from collections.abc import Callable, Sequence
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+
+from deepseal.apps.dashboard import settings
+from deepseal.errors import InputError
+
+try:
+    import streamlit  # noqa: F401
+    from streamlit.starlette import App
+except ImportError as error:
+    found, do = "none, or an older one", "install it: pip install 'deepseal[dashboard]'"
+    raise InputError("the package streamlit (1.58 or newer) for the dashboard", found=found, do=do) from error
+
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_SCRIPT = Path(__file__).with_name("app.py")
+_READY_SECONDS = 60.0
+
+
+def launch(
+    folder: Path | None,
+    *,
+    host: str,
+    port: int,
+    archs: Sequence[str],
+    upload_mib: int,
+    browser: bool,
+    allow_remote: bool,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until Ctrl-C.
+
+    Args:
+        folder: whose records the overview lists, read only; None for none.
+        host: address to listen on.
+        port: and its port.
+        archs: architectures beside ours and torchvision's that uploaded weights may have; their code is run.
+        upload_mib: largest upload.
+        browser: open the page when it answers.
+        allow_remote: allow addresses that other machines reach: whoever reaches the port may use the machine.
+        ready: called with the page's address once it answers.
+
+    Raises:
+        InputError: a folder that is none, an address that is not ours to take.
+    """
+    if folder is not None and not folder.is_dir():
+        raise InputError("a folder of records", found=f"none at {folder}", do="check the name")
+    if host not in _LOOPBACK and not allow_remote:
+        do = "leave out --host, or add --allow-remote: whoever reaches the port may then use this machine"
+        raise InputError("an address of this machine alone", found=host, do=do)
+    _check_free(host, port)
+    settings.Settings(str(folder.resolve()) if folder else None, tuple(archs), upload_mib).publish()
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    threading.Thread(target=_announce, args=(url, browser, ready), daemon=True).start()
+    sys.argv = [str(_SCRIPT)]  # nothing of our command line is the script's
+    App(_SCRIPT, middleware=[Middleware(_Browser, hosts=() if allow_remote else _LOOPBACK)]).run(
+        config=_options(host, port, upload_mib, local=not allow_remote)
+    )
+
+
+def _options(host: str, port: int, upload_mib: int, *, local: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "server.address": host,
+        "server.port": port,
+        "server.headless": True,
+        "server.maxUploadSize": upload_mib,
+        "server.fileWatcherType": "none",
+        "server.enableXsrfProtection": True,
+        "server.enableCORS": True,
+        "server.enableStaticServing": False,
+        "server.enableAgentApi": False,
+        "browser.gatherUsageStats": False,
+        "client.toolbarMode": "viewer",
+        "client.showErrorDetails": "none",
+        "global.developmentMode": False,
+        "logger.level": "warning",
+        **settings.THEME,
+    }
+    if local:
+        options["server.allowedHosts"] = [*_LOOPBACK, "[::1]"]
+    return options
+
+
+def _check_free(host: str, port: int) -> None:
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"to listen on {host}:{port}", found=found, do="choose another --port") from error
+
+
+def _announce(url: str, browser: bool, ready: Callable[[str], None]) -> None:
+    import time
+
+    end = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(f"{url}/_stcore/health", timeout=2.0):  # noqa: S310
+                break
+        except OSError:
+            time.sleep(0.05)
+    else:
+        return
+    ready(url)
+    if browser and (sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        webbrowser.open(url)
+
+
+class _Browser:
+    """Gives a browser a random name, in a cookie that its scripts cannot read and that no other site makes it send.
+
+    A request meant for another host than ``hosts`` is refused (none: whatever host). Answers also say what a page of
+    ours never needs: to be framed, sniffed or referred to.
+    """
+
+    def __init__(self, app: Any, hosts: Sequence[str]) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        host = Request(scope).url.hostname
+        if self._hosts and host not in self._hosts:
+            await PlainTextResponse("expected a request to this machine; found another host", 403)(scope, receive, send)
+            return
+        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie"), "")
+
+        async def answered(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *_headers(given)]}
+            await send(message)
+
+        await self._app(scope, receive, answered)
+
+
+def _headers(cookies: str) -> list[tuple[bytes, bytes]]:
+    found = [
+        (b"x-content-type-options", b"nosniff"),
+        (b"x-frame-options", b"SAMEORIGIN"),
+        (b"referrer-policy", b"no-referrer"),
+    ]
+    if settings.COOKIE not in cookies:
+        cookie: SimpleCookie = SimpleCookie()
+        cookie[settings.COOKIE] = secrets.token_urlsafe(32)
+        for name, value in (("path", "/"), ("httponly", True), ("samesite", "Strict")):
+            cookie[settings.COOKIE][name] = value
+        found.append((b"set-cookie", cookie[settings.COOKIE].OutputString().encode("latin-1")))
+    return found

@@ -1,0 +1,221 @@
+"""Choosing data, models and keys: from the shelf, from what is built in, or by upload through the strict loaders."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from deepseal.apps.dashboard import settings
+from deepseal.apps.dashboard.look import HELP, said
+from deepseal.apps.dashboard.workspace import Kind, Thing, Workspace
+from deepseal.errors import InputError
+
+_SETS = {
+    "digits": ("handwritten digits, 8 x 8 pixels (comes with the installation)", None),
+    "mnist": ("MNIST: handwritten digits, 28 x 28 pixels", "mnist/train-images-idx3-ubyte.gz"),
+    "fashion-mnist": ("Fashion-MNIST: clothes, 28 x 28 pixels", "fashion-mnist/train-images-idx3-ubyte.gz"),
+    "isolet": ("ISOLET: spoken letters, 617 features", "isolet/isolet.npz"),
+}
+_NETWORKS = {
+    "mlp": "fully connected, 2 x 512 neurons",
+    "cnn": "convolutional, 4 layers",
+    "lenet": "LeNet-5",
+    "wrn": "wide residual network",
+}
+_TORCHVISION = re.compile(r"torchvision:[A-Za-z0-9_]+")
+_FILE_SAYS = "as the file itself says"
+_TORCHVISION_MODEL = "one of torchvision's"
+
+
+def data(own: Workspace, key: str) -> str | None:
+    """The data set to work with, as a command's word; None until there is one."""
+    with st.container(key=f"pick-data-{key}"):
+        choices = [name for name in _SETS if _is_here(name)] + [f"data/{t.name}.npz" for t in own.things("data")]
+        chosen = st.selectbox(
+            "Data",
+            choices,
+            format_func=lambda name: _SETS[name][0] if name in _SETS else f"{name[5:-4]} (yours)",
+            key=f"data-{key}",
+            help="What the model was trained on. A part of it is held out: what is tested was never trained on.",
+        )
+        with st.expander("Use my own data"):
+            upload_data(own, key)
+    return chosen
+
+
+def upload_data(own: Workspace, key: str) -> None:
+    """An upload of arrays."""
+    limit = settings.current().upload_mib
+    st.markdown(
+        "A `.npz` file with arrays `x` (inputs) and `y` (labels from 0), or `x_train`, `y_train`, `x_test`, `y_test`."
+    )
+    given = st.file_uploader("Data file (.npz)", type=["npz"], key=f"upload-data-{key}", max_upload_size=limit)
+    if given is not None and st.button("Use this file", key=f"use-data-{key}"):
+        with said(), st.spinner("reading the arrays"):
+            thing = _kept(own, "data", given.name, given.getvalue())
+            try:
+                from deepseal.adapter import load_data
+
+                found = load_data(str(thing.path))
+            except (InputError, MemoryError, ValueError, RuntimeError) as error:
+                own.remove(thing)
+                raise _without_paths(error, own, given.name) from error
+            st.success(f"{len(found.train)} training and {len(found.test)} test inputs of shape {found.spec.shape}.")
+            st.rerun()
+
+
+def model(own: Workspace, key: str, *, label: str = "Model", note: str | None = None) -> Thing | None:
+    """A model of the shelf; None until there is one."""
+    return _of_shelf(own, "models", label, key, note or "A model that you trained, marked, attacked or uploaded here.")
+
+
+def owner_key(own: Workspace, key: str) -> Thing | None:
+    """A key of the shelf; None until there is one."""
+    return _of_shelf(own, "keys", "Key", key, HELP["key"])
+
+
+def upload_model(own: Workspace, key: str, data_word: str | None = None) -> None:
+    """An upload of weights, with the architecture that they are for."""
+    limit = settings.current().upload_mib
+    st.markdown("Weights as **safetensors**. Files that can run code (pickles, `.pt`, `.bin`) are refused.")
+    given = st.file_uploader("Weights (.safetensors)", key=f"upload-model-{key}", max_upload_size=limit)
+    arch = architecture(f"upload-{key}")
+    if given is not None and st.button("Use these weights", key=f"use-model-{key}"):
+        with said(), st.spinner("reading the weights"):
+            thing = _kept(own, "models", given.name, given.getvalue(), {"arch": arch or "", "data": data_word or ""})
+            try:
+                _check_model(thing, arch, data_word, own)
+            except (InputError, MemoryError, ValueError, RuntimeError) as error:
+                own.remove(thing)
+                raise _without_paths(error, own, given.name) from error
+            st.success(f"{thing.name} is on your shelf.")
+            st.rerun()
+
+
+def upload_key(own: Workspace, key: str) -> None:
+    """An upload of a key's file, as it is: encrypted or not."""
+    given = st.file_uploader("Key file (.key)", key=f"upload-key-{key}", max_upload_size=settings.current().upload_mib)
+    if given is not None and st.button("Use this key", key=f"use-key-{key}"):
+        with said():
+            thing = _kept(own, "keys", given.name, given.getvalue())
+            try:
+                _check_key(thing)
+            except (InputError, MemoryError, ValueError) as error:
+                own.remove(thing)
+                raise _without_paths(error, own, given.name) from error
+            st.rerun()
+
+
+def architecture(key: str, *, from_file: bool = True) -> str | None:
+    """An architecture that may be built here: ours, torchvision's, or one that the server was started with."""
+    ours = {f"deepseal.adapter.zoo:{name}": f"{name} ({what})" for name, what in _NETWORKS.items()}
+    allowed = {name: f"{name} (of this server)" for name in settings.current().archs}
+    choices = [*([_FILE_SAYS] if from_file else []), *ours, *allowed, _TORCHVISION_MODEL]
+    help_ = (
+        "The network that the weights belong to. Code of yours can be named only by whoever starts the server (--arch)."
+    )
+    chosen = st.selectbox(
+        "Architecture", choices, format_func=lambda c: {**ours, **allowed}.get(c, c), key=f"arch-{key}", help=help_
+    )
+    if chosen != _TORCHVISION_MODEL:
+        return None if chosen == _FILE_SAYS else chosen
+    name = st.text_input("Name of the torchvision model", "resnet18", key=f"torchvision-{key}", max_chars=60).strip()
+    return f"torchvision:{name}"
+
+
+def arch_words(thing: Thing) -> list[str]:
+    """The option that a command needs to read this model's file."""
+    arch = thing.said("arch")
+    return ["--arch", arch] if arch and not thing.about.get("named") else []
+
+
+def word(thing: Thing) -> str:
+    """A thing's file as the commands, which run in the browser's folder, name it."""
+    return f"{thing.kind}/{thing.path.name}"
+
+
+def passphrase(key: str, *, new: bool = False) -> str | None:
+    """A passphrase; None until it can be used. It is passed to the command through a pipe and kept nowhere."""
+    label = "New passphrase" if new else "Passphrase"
+    first = st.text_input(label, type="password", key=f"pass-{key}", help=HELP["passphrase"], max_chars=1024)
+    if new:
+        again = st.text_input("The same again", type="password", key=f"pass2-{key}", max_chars=1024)
+        if first and again and first != again:
+            st.warning("The two differ.")
+        if first != again:
+            return None
+    if first and not first.isprintable():
+        st.warning("Only printable characters, please.")
+        return None
+    return first or None
+
+
+def is_encrypted(thing: Thing) -> bool:
+    """Whether a key's file needs a passphrase."""
+    from deepseal.watermark.keyfile import is_encrypted as encrypted
+
+    try:
+        return encrypted(thing.path)
+    except InputError:
+        return False
+
+
+def _of_shelf(own: Workspace, kind: Kind, label: str, key: str, note: str) -> Thing | None:
+    things = own.things(kind)
+    if not things:
+        return None
+    chosen = st.selectbox(label, [thing.name for thing in things], key=f"{kind}-{key}", help=note)
+    return next((thing for thing in things if thing.name == chosen), None)
+
+
+def _is_here(name: str) -> bool:
+    member = _SETS[name][1]
+    if member is None:
+        return True
+    import os
+
+    stated = os.environ.get("DEEPSEAL_DATA")
+    usual = [Path.home() / ".cache" / "deepseal", Path("/usr/share/datasets")]
+    return any((root / member).is_file() for root in [*([Path(stated)] if stated else []), *usual])
+
+
+def _kept(own: Workspace, kind: Kind, name: str, content: bytes, about: dict[str, Any] | None = None) -> Thing:
+    if len(content) > settings.current().upload_mib * 2**20:
+        raise InputError("a smaller file", found=f"{len(content)} bytes", do="use the command line for it")
+    return own.keep(kind, Path(name).stem, content, about)
+
+
+def _check_model(thing: Thing, arch: str | None, data_word: str | None, own: Workspace) -> None:
+    from deepseal.adapter import checkpoint, load_data
+
+    if arch is not None and arch.startswith("torchvision:") and not _TORCHVISION.fullmatch(arch):
+        raise InputError("the name of a torchvision model", found=repr(arch), do="use for instance resnet18")
+    word_ = None if data_word is None else str(own.root / data_word) if data_word.startswith("data/") else data_word
+    spec = load_data(word_).spec if word_ else None
+    checkpoint.load(thing.path, architecture=arch, spec=spec)
+
+
+def _check_key(thing: Thing) -> None:
+    from deepseal.watermark.keyfile import is_encrypted as encrypted
+    from deepseal.watermark.keyfile import load_key
+
+    if not encrypted(thing.path):
+        load_key(thing.path)
+
+
+def _without_paths(error: Exception, own: Workspace, name: str) -> InputError:
+    """The error of a loader, about the file as its owner calls it."""
+    found = str(error)
+    for kind in ("models", "keys", "data"):
+        found = re.sub(rf"{re.escape(str(own.root / kind))}/[^\s;,()]*", name, found)
+    return _CompleteError(found.replace(str(own.root), ""))
+
+
+class _CompleteError(InputError):
+    """An error whose one line is complete already."""
+
+    def __init__(self, text: str) -> None:
+        Exception.__init__(self, text)

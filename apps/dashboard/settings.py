@@ -1,0 +1,51 @@
+"""What the server's start decides and its pages read: folder, architectures, limits, colours."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+COOKIE = "deepseal_browser"
+_VARIABLE = "DEEPSEAL_DASHBOARD"
+
+# Okabe and Ito's palette (2008), told apart with every common colour blindness.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
+GOOD, BAD, UNSURE, PLAIN = "#0072B2", "#D55E00", "#E69F00", "#6B7280"
+
+THEME: dict[str, Any] = {
+    "theme.light.primaryColor": "#005A8C",
+    "theme.light.linkColor": "#005A8C",
+    "theme.dark.primaryColor": "#56B4E9",
+    "theme.dark.linkColor": "#7CC4EE",
+    "theme.chartCategoricalColors": list(PALETTE[:6]),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How this server was started.
+
+    Attributes:
+        folder: whose records the overview lists; None for none. Its path is never shown.
+        archs: architectures that uploaded weights may have, beside ours and torchvision's.
+        upload_mib: largest upload.
+    """
+
+    folder: str | None = None
+    archs: tuple[str, ...] = ()
+    upload_mib: int = 200
+
+    def publish(self) -> None:
+        """Make this the settings of the process; pages run in threads that Streamlit starts, and are given nothing."""
+        os.environ[_VARIABLE] = json.dumps(dataclasses.asdict(self))
+
+
+def current() -> Settings:
+    """The settings of the process."""
+    stated = os.environ.get(_VARIABLE)
+    if stated is None:
+        return Settings()
+    values = json.loads(stated)
+    return Settings(values["folder"], tuple(values["archs"]), values["upload_mib"])
