@@ -32,10 +32,17 @@ def _overview() -> None:
     show(workspace())
 
 
+def _mark() -> None:
+    from deepseal.apps.dashboard.mark import show
+
+    show(workspace())
+
+
 st.set_page_config(page_title="DeepSeal", page_icon="🛡️", layout="wide")
 _begin()
 st.navigation(
     [
         st.Page(_overview, title="Overview", icon=":material/list_alt:", url_path="overview", default=True),
+        st.Page(_mark, title="Mark and verify", icon=":material/fingerprint:", url_path="mark"),
     ]
 ).run()

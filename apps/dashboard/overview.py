@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
 from deepseal.apps.dashboard import look, settings
+from deepseal.apps.dashboard.forms import choose
 from deepseal.apps.dashboard.jobs import cancel_all
 from deepseal.apps.dashboard.library import Entry, entries, filtered
 from deepseal.apps.dashboard.workspace import Workspace
@@ -68,18 +69,20 @@ def _records(found: list[Entry]) -> None:
     rows = [row for row in picked["selection"]["rows"] if row < len(shown)]
     labels = {f"{entry.source}/{entry.name}": entry for entry in shown}
     left, right = st.columns(2)
-    first = left.selectbox(
-        "Open", list(labels), index=rows[0] if rows else None,
-        format_func=lambda n: labels[n].label, key=f"open-{rows}", placeholder="choose a record, or tick rows",
-    )  # fmt: skip
-    second = right.selectbox(
-        "Compare with", list(labels), index=rows[1] if len(rows) > 1 else None,
-        format_func=lambda n: labels[n].label, key=f"beside-{rows}", placeholder="choose another one",
-    )  # fmt: skip
+    names = list(labels)
+    with left:
+        first = _choose("Open", names, labels, rows[0] if rows else None, f"open-{rows}")
+    with right:
+        second = _choose("Compare with", names, labels, rows[1] if len(rows) > 1 else None, f"beside-{rows}")
     if first and second and first != second:
         _beside(labels[first], labels[second])
     elif first:
         _open(labels[first])
+
+
+def _choose(label: str, names: list[str], labels: Mapping[str, Entry], index: int | None, key: str) -> str | None:
+    hint = "choose a record, or tick rows of the table"
+    return choose(label, names, index=index, format_func=lambda name: labels[name].label, key=key, placeholder=hint)
 
 
 def _open(entry: Entry) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from deepseal.apps.dashboard import settings
+from deepseal.apps.dashboard import forms, settings
 from deepseal.apps.dashboard.look import HELP, said
 from deepseal.apps.dashboard.workspace import Kind, Thing, Workspace
 from deepseal.errors import InputError
@@ -25,19 +25,19 @@ _NETWORKS = {
     "lenet": "LeNet-5",
     "wrn": "wide residual network",
 }
-_TORCHVISION = re.compile(r"torchvision:[A-Za-z0-9_]+")
 _FILE_SAYS = "as the file itself says"
 _TORCHVISION_MODEL = "one of torchvision's"
 
 
-def data(own: Workspace, key: str) -> str | None:
+def data(own: Workspace, key: str, *, default: str = "") -> str | None:
     """The data set to work with, as a command's word; None until there is one."""
     with st.container(key=f"pick-data-{key}"):
         choices = [name for name in _SETS if _is_here(name)] + [f"data/{t.name}.npz" for t in own.things("data")]
-        chosen = st.selectbox(
+        chosen = forms.choose(
             "Data",
             choices,
             format_func=lambda name: _SETS[name][0] if name in _SETS else f"{name[5:-4]} (yours)",
+            index=choices.index(default) if default in choices else 0,
             key=f"data-{key}",
             help="What the model was trained on. A part of it is held out: what is tested was never trained on.",
         )
@@ -117,19 +117,22 @@ def architecture(key: str, *, from_file: bool = True) -> str | None:
     help_ = (
         "The network that the weights belong to. Code of yours can be named only by whoever starts the server (--arch)."
     )
-    chosen = st.selectbox(
+    chosen = forms.choose(
         "Architecture", choices, format_func=lambda c: {**ours, **allowed}.get(c, c), key=f"arch-{key}", help=help_
     )
     if chosen != _TORCHVISION_MODEL:
         return None if chosen == _FILE_SAYS else chosen
     name = st.text_input("Name of the torchvision model", "resnet18", key=f"torchvision-{key}", max_chars=60).strip()
+    if not re.fullmatch(r"[A-Za-z0-9_]+", name):
+        st.warning("A name of letters, digits and underscores, such as resnet18.")
+        return None
     return f"torchvision:{name}"
 
 
 def arch_words(thing: Thing) -> list[str]:
     """The option that a command needs to read this model's file."""
     arch = thing.said("arch")
-    return ["--arch", arch] if arch and not thing.about.get("named") else []
+    return ["--arch", arch] if arch else []
 
 
 def word(thing: Thing) -> str:
@@ -167,7 +170,7 @@ def _of_shelf(own: Workspace, kind: Kind, label: str, key: str, note: str) -> Th
     things = own.things(kind)
     if not things:
         return None
-    chosen = st.selectbox(label, [thing.name for thing in things], key=f"{kind}-{key}", help=note)
+    chosen = forms.choose(label, [thing.name for thing in things], key=f"{kind}-{key}", help=note)
     return next((thing for thing in things if thing.name == chosen), None)
 
 
@@ -191,8 +194,6 @@ def _kept(own: Workspace, kind: Kind, name: str, content: bytes, about: dict[str
 def _check_model(thing: Thing, arch: str | None, data_word: str | None, own: Workspace) -> None:
     from deepseal.adapter import checkpoint, load_data
 
-    if arch is not None and arch.startswith("torchvision:") and not _TORCHVISION.fullmatch(arch):
-        raise InputError("the name of a torchvision model", found=repr(arch), do="use for instance resnet18")
     word_ = None if data_word is None else str(own.root / data_word) if data_word.startswith("data/") else data_word
     spec = load_data(word_).spec if word_ else None
     checkpoint.load(thing.path, architecture=arch, spec=spec)

@@ -119,8 +119,8 @@ class Workspace:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def record_path(self, name: str) -> Path:
-        """Where the next record is to be written; records are in the order of their numbers."""
+    def record_word(self, name: str) -> str:
+        """Where the next record is to be written, as commands name it; records are in the order of their numbers."""
         with contextlib.suppress(FileExistsError):
             self.records.mkdir(mode=0o700)
         taken = [int(p.name[:4]) for p in self.records.glob("[0-9][0-9][0-9][0-9]-*") if p.name[:4].isdigit()]
@@ -128,7 +128,7 @@ class Workspace:
             path = self.records / f"{number:04d}-{re.sub(r'[^a-z0-9.-]+', '-', name.lower())[:60]}.json"
             with contextlib.suppress(FileExistsError):
                 (self.records / f"{number:04d}-reserved").touch(exist_ok=False)
-                return path
+                return f"records/{path.name}"
         raise InputError("fewer than 10,000 records", found="no number left", do="forget what is here")
 
     def forget(self) -> None:

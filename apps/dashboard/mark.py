@@ -1,0 +1,198 @@
+"""Mark a model, and verify a suspect."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import streamlit as st
+
+from deepseal.apps.dashboard import charts, forms, look, pick
+from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
+from deepseal.apps.dashboard.verify import suspect
+from deepseal.apps.dashboard.workspace import Thing, Workspace
+from deepseal.record import read_record
+
+KIND = "mark"
+_ACCESS = {
+    "deepsigns": "in what hidden layers do; read from the weights",
+    "diction": "in what a hidden layer does; read from the weights",
+    "uchida": "in the weights of a layer",
+    "hash-bound": "in weights that a hash of the owner's name chooses",
+    "blackmarks": "in answers to made-up inputs; read by asking, many bits",
+    "deepsigns-blackbox": "in answers to rare inputs; read by asking",
+    "adi": "in answers to abstract images; read by asking",
+    "zhang": "in answers to images with a stamp; read by asking",
+    "le-merrer": "in answers at the border of classes; read by asking",
+    "ewe": "in answers, entangled with the task; read by asking",
+}
+
+
+def show(own: Workspace) -> None:
+    """The page."""
+    look.heading(
+        "Mark and verify",
+        "A **mark** is a message that is trained into a copy of your model. Whoever holds the **key** can find it "
+        "again, in a stolen copy too, and can say how improbable it is that it is there by chance.",
+    )
+    what = st.segmented_control(
+        "What would you like to do?", ["Mark my model", "Verify a suspect"], default="Mark my model", key="what"
+    )
+    if what == "Verify a suspect":
+        suspect(own)
+        return
+    made = _model(own)
+    if made is not None:
+        _embed(own, *made)
+    look.work(own, KIND, _live)
+    _taken(own)
+
+
+def _model(own: Workspace) -> tuple[Thing, str] | None:
+    """The model to be marked, and its data."""
+    with look.card("1. Your model"):
+        source = st.segmented_control(
+            "Where is it?", ["On my shelf", "Train a small one", "Upload"], key="mark-source",
+            default="On my shelf" if own.things("models") else "Train a small one",
+        )  # fmt: skip
+        if source == "Upload":
+            pick.upload_model(own, "mark", pick.data(own, "mark-upload"))
+            return None
+        if source == "Train a small one":
+            _train(own)
+            return None
+        model = pick.model(own, "mark")
+        if model is None:
+            st.info("Nothing is on your shelf yet: train a small model, or upload one.")
+            return None
+        data = pick.data(own, f"mark-{model.name}", default=model.said("data"))
+        return None if data is None else (model, data)
+
+
+def _train(own: Workspace) -> None:
+    data = pick.data(own, "train")
+    with st.form("train", border=False):
+        arch = pick.architecture("train", from_file=False)
+        left, right = st.columns(2)
+        epochs = left.number_input("Passes over the data", 1, 1000, 10, key="epochs")
+        name = right.text_input("Name of the model", own.free("models", "model"), max_chars=60)
+        if st.form_submit_button("Train", type="primary") and data and arch:
+            with look.said():
+                train(own, data, arch, int(epochs), name)
+                st.rerun()
+
+
+def train(own: Workspace, data: str, arch: str, epochs: int, name: str) -> Job:
+    """Start a training.
+
+    Raises:
+        InputError: a name that cannot be used, or too much is running.
+    """
+    model = own.place("models", name, {"data": data})
+    words = ("model", "train", "--arch", arch, "--data", data, "--epochs", str(epochs), "--out", pick.word(model))
+    step = Step(f"train {model.name}", words, own.record_word("model-train"))
+    return start(own, KIND, f"Training {model.name}", [step], about={"model": model.name})
+
+
+def _embed(own: Workspace, model: Thing, data: str) -> None:
+    from deepseal.watermark import SCHEMES
+
+    with look.card("2. Your key, and the mark"):
+        names = [name for name in SCHEMES.names() if name != "plain"]
+        scheme = forms.choose(
+            "Scheme", names, format_func=lambda n: f"{n}: {_ACCESS.get(n, 'a scheme of this installation')}",
+            key="scheme", help=look.HELP["scheme"],
+        )  # fmt: skip
+        assert scheme is not None  # noqa: S101
+        owner = st.text_input("Owner", key="owner", placeholder="Example Ltd", max_chars=200, help=look.HELP["owner"])
+        secret = pick.passphrase("mark", new=True)
+        names_ = st.columns(2)
+        key_name = names_[0].text_input("Name of the key", own.free("keys", "key"), max_chars=60)
+        out_name = names_[1].text_input(
+            "Name of the marked model", own.free("models", f"{model.name} marked"), max_chars=60
+        )
+        with st.expander("Parameters of the scheme"):
+            given = forms.parameters(cast("Any", SCHEMES.get(scheme)).table(), f"scheme-{scheme}")
+        ready = bool(owner.strip() and secret)
+        if not ready:
+            st.caption(
+                "Fill in the owner and the passphrase (twice). The passphrase encrypts the key and is kept nowhere."
+            )
+        if st.button("Make the key and mark a copy", type="primary", disabled=not ready, key="embed"):
+            with look.said():
+                assert secret is not None  # noqa: S101
+                embed(own, model, data, scheme, owner.strip(), given, key_name, out_name, secret)
+                st.rerun()
+
+
+def embed(
+    own: Workspace,
+    model: Thing,
+    data: str,
+    scheme: str,
+    owner: str,
+    given: list[str],
+    key_name: str,
+    out_name: str,
+    secret: str,
+) -> Job:
+    """Start drawing a key and embedding it.
+
+    Raises:
+        InputError: names that cannot be used, or too much is running.
+    """
+    key = own.place("keys", key_name, {"scheme": scheme, "model": model.name, "data": data})
+    marked = own.place("models", out_name, {**model.about, "data": data, "key": key.name, "original": model.name})
+    common = ("--model", pick.word(model), *pick.arch_words(model), "--data", data)
+    keygen = ("watermark", "keygen", *common, "--scheme", scheme, "--owner", owner, *given, "--out", pick.word(key))
+    embedding = ("watermark", "embed", *common, "--key", pick.word(key), "--out", pick.word(marked))
+    verify = ("watermark", "verify", "--model", pick.word(marked), *pick.arch_words(marked), "--key", pick.word(key))
+    steps = [
+        Step("draw the key", keygen, own.record_word("watermark-keygen")),
+        Step(
+            "embed the mark, and read it back from the file", embedding, own.record_word("watermark-embed"), tag="embed"
+        ),
+        Step("verify, beside strangers' keys", verify, own.record_word("watermark-verify"), verdict=True, tag="verify"),
+    ]
+    about = {"model": marked.name, "key": key.name}
+    return start(own, KIND, f"Marking {model.name}", steps, passphrase=secret, about=about)
+
+
+def _live(work: Job) -> None:
+    readings = [reading for reading in work.readings() if "margins" in reading]
+    if not readings:
+        return
+    with look.card("What the copy has learned"):
+        last = readings[-1]
+        charts.learning(readings)
+        charts.margins(last["margins"], last["bit_errors"], last["bits"])
+
+
+def _taken(own: Workspace) -> None:
+    """The newest marked model: its verification, and the files to take away."""
+    done = next((one for one in jobs(own, KIND) if one.state == "done" and one.about.get("key")), None)
+    if done is None:
+        return
+    model, key = own.thing("models", done.about["model"]), own.thing("keys", done.about["key"])
+    step = next(step for step in done.steps if step["tag"] == "verify")
+    with look.card("3. The marked model"), look.said():
+        record = read_record(own.root / step["record"])
+        look.verdict(record)
+        charts.null(record.results)
+        columns = st.columns(2)
+        if model is not None:
+            columns[0].download_button(
+                "Download the marked model", model.path.read_bytes, f"{model.name}.safetensors", key="take-model",
+                on_click="ignore",
+            )  # fmt: skip
+        if key is not None:
+            columns[1].download_button(
+                "Download the key (encrypted)",
+                key.path.read_bytes,
+                f"{key.name}.key",
+                key="take-key",
+                on_click="ignore",
+            )
+        st.markdown(
+            "**Keep the key and its passphrase safe.** Whoever has both can claim the model; without them nobody can, "
+            "you neither. Deposit the key's fingerprint with a third party before the model leaves your house."
+        )
