@@ -38,11 +38,18 @@ def _mark() -> None:
     show(workspace())
 
 
+def _attack() -> None:
+    from deepseal.apps.dashboard.attack import show
+
+    show(workspace())
+
+
 st.set_page_config(page_title="DeepSeal", page_icon="🛡️", layout="wide")
 _begin()
 st.navigation(
     [
         st.Page(_overview, title="Overview", icon=":material/list_alt:", url_path="overview", default=True),
         st.Page(_mark, title="Mark and verify", icon=":material/fingerprint:", url_path="mark"),
+        st.Page(_attack, title="Attack", icon=":material/swords:", url_path="attack"),
     ]
 ).run()

@@ -33,7 +33,12 @@ def margins(values: Sequence[float], wrong: int, bits: int) -> None:
         alt.Chart(data)
         .mark_bar()
         .encode(
-            x=alt.X("bit:Q", title="bits, from the least to the most certain", axis=alt.Axis(tickMinStep=1)),
+            x=alt.X(
+                "bit:Q",
+                title="bits, from the least to the most certain",
+                axis=alt.Axis(tickMinStep=1),
+                scale=alt.Scale(domain=[0, len(ordered) + 1], nice=False),
+            ),
             y=alt.Y("margin:Q", title="margin"),
             color=colour,
             tooltip=["reads", alt.Tooltip("margin:Q", format=".2f")],
@@ -74,7 +79,7 @@ def null(results: Mapping[str, Any]) -> None:
         alt.Chart(data)
         .mark_bar(color=PLAIN)
         .encode(
-            x=alt.X("wrong bits:Q", scale=alt.Scale(domain=[0, bits])),
+            x=alt.X("wrong bits:Q", scale=alt.Scale(domain=[0, bits], nice=False)),
             y=alt.Y("keys:Q", title="strangers' keys"),
             tooltip=["wrong bits", "keys"],
         )
@@ -134,19 +139,17 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> None:
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> None:
     """A square an attack and strength, with the verdict."""
     data = pd.DataFrame(rows)
-    data["sign"] = [_VERDICT_SIGNS.get(v, "–") for v in data["verdict"]]
-    base = alt.Chart(data).encode(
-        x=alt.X("setting:N", title=None, sort=None, axis=alt.Axis(labelAngle=0, labelLimit=160)),
-        y=alt.Y("attack:N", title=None, sort=None),
-    )
+    data["place"] = data.groupby("attack", sort=False).cumcount()
+    data["text"] = [f"{_VERDICT_SIGNS.get(v, '–')} {s}" for v, s in zip(data["verdict"], data["short"], strict=True)]
+    base = alt.Chart(data).encode(x=alt.X("place:O", axis=None), y=alt.Y("attack:N", title=None, sort=None))
     scale = alt.Scale(domain=list(_VERDICT_COLOURS), range=list(_VERDICT_COLOURS.values()))
-    squares = base.mark_rect(stroke="white").encode(
+    squares = base.mark_rect(stroke="white", strokeWidth=2).encode(
         color=alt.Color("verdict:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
         tooltip=["attack", "setting", "verdict", alt.Tooltip("wrong bits:Q", format=".1%")],
     )
-    signs = base.mark_text(size=16, color="white", fontWeight="bold").encode(text="sign:N")
+    signs = base.mark_text(size=14, color="white", fontWeight="bold", limit=140).encode(text="text:N")
     attacks = data["attack"].nunique()
-    st.altair_chart((squares + signs).properties(height=40 * attacks + 70), width="stretch")
+    st.altair_chart((squares + signs).properties(height=40 * attacks + 40), width="stretch")
     owned = int((data["verdict"] == "owned").sum())
     st.caption(f"Owned after {owned} of {len(data)} attacks (● owned, ? could not decide, ✗ not owned).")
 

@@ -78,15 +78,15 @@ def verdict(record: Record) -> None:
     first, second, third = st.columns(3)
     first.metric("Wrong bits", f"{words.count(wrong)} of {words.count(bits)}", help=HELP["wrong bits"])
     second.metric("Allowed", "none" if most is None else words.count(most), help=HELP["threshold"])
-    third.metric("p-value", words.general(results.get("p_value")), help=HELP["p-value"])
+    third.metric("p-value", words.scientific(results.get("p_value")), help=HELP["p-value"])
     for warning in results.get("warnings") or []:
         st.warning(plain(words.clean(warning)))
 
 
 def command(steps: Sequence[Sequence[str]]) -> None:
     """The same on the command line, for those who want to repeat it there."""
-    with st.expander("The same on the command line"):
-        st.code("\n".join(f"deepseal {shlex.join(step)}" for step in steps), language="bash", wrap_lines=True)
+    st.markdown("The same on the command line:")
+    st.code("\n".join(f"deepseal {shlex.join(step)}" for step in steps), language="bash", wrap_lines=True)
 
 
 def work(own: Workspace, kind: str, live: Callable[[Job], None] | None = None) -> None:
@@ -103,8 +103,6 @@ def work(own: Workspace, kind: str, live: Callable[[Job], None] | None = None) -
     if newest.running:
         _running(own, newest.id, live)
         return
-    if live is not None:
-        live(newest)
     with st.container(border=True, key=f"work-{kind}"):
         if newest.state == "done" and not newest.error:
             st.markdown(f"✓ **{plain(newest.title)}**: done")
@@ -114,9 +112,11 @@ def work(own: Workspace, kind: str, live: Callable[[Job], None] | None = None) -
             st.info(f"{plain(newest.title)}: cancelled. What was finished is kept.")
         else:
             st.error(f"{plain(newest.title)}: failed. {plain(newest.error)}", icon=":material/error:")
-        with st.expander("Steps"):
+        with st.expander("Steps, and the same on the command line"):
             _steps(newest)
-    command_of(newest)
+            command_of(newest)
+    if live is not None:
+        live(newest)
 
 
 def command_of(work: Job) -> None:
@@ -129,8 +129,6 @@ def _running(own: Workspace, name: str, live: Callable[[Job], None] | None) -> N
     now = job(own, name)
     if now is None or not now.running:
         st.rerun(scope="app")
-    if live is not None:
-        live(now)
     with st.container(border=True, key=f"work-{now.kind}"):
         st.markdown(f"… **{plain(now.title)}**: running")
         done, total = int(now.progress.get("done", 0)), int(now.progress.get("total", 0))
@@ -140,6 +138,8 @@ def _running(own: Workspace, name: str, live: Callable[[Job], None] | None) -> N
         if st.button("Cancel", key=f"cancel-{name}", help="Ends the work. What is finished is kept."):
             cancel(own, name)
             st.toast("cancelling")
+    if live is not None:
+        live(now)
 
 
 def _steps(now: Job) -> None:

@@ -10,6 +10,7 @@ from deepseal.apps.dashboard import charts, forms, look, pick
 from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
 from deepseal.apps.dashboard.verify import suspect
 from deepseal.apps.dashboard.workspace import Thing, Workspace
+from deepseal.errors import InputError
 from deepseal.record import read_record
 
 KIND = "mark"
@@ -51,7 +52,8 @@ def _model(own: Workspace) -> tuple[Thing, str] | None:
     """The model to be marked, and its data."""
     with look.card("1. Your model"):
         source = st.segmented_control(
-            "Where is it?", ["On my shelf", "Train a small one", "Upload"], key="mark-source",
+            "Where is it?", ["On my shelf", "Train a small one", "Upload"],
+            key=f"mark-source-{len(own.things('models'))}",  # what has arrived is looked at
             default="On my shelf" if own.things("models") else "Train a small one",
         )  # fmt: skip
         if source == "Upload":
@@ -60,7 +62,7 @@ def _model(own: Workspace) -> tuple[Thing, str] | None:
         if source == "Train a small one":
             _train(own)
             return None
-        model = pick.model(own, "mark")
+        model = pick.model(own, "mark", first=lambda thing: not thing.about.get("key"))
         if model is None:
             st.info("Nothing is on your shelf yet: train a small model, or upload one.")
             return None
@@ -103,25 +105,21 @@ def _embed(own: Workspace, model: Thing, data: str) -> None:
             key="scheme", help=look.HELP["scheme"],
         )  # fmt: skip
         assert scheme is not None  # noqa: S101
-        owner = st.text_input("Owner", key="owner", placeholder="Example Ltd", max_chars=200, help=look.HELP["owner"])
-        secret = pick.passphrase("mark", new=True)
-        names_ = st.columns(2)
-        key_name = names_[0].text_input("Name of the key", own.free("keys", "key"), max_chars=60)
-        out_name = names_[1].text_input(
-            "Name of the marked model", own.free("models", f"{model.name} marked"), max_chars=60
-        )
-        with st.expander("Parameters of the scheme"):
-            given = forms.parameters(cast("Any", SCHEMES.get(scheme)).table(), f"scheme-{scheme}")
-        ready = bool(owner.strip() and secret)
-        if not ready:
-            st.caption(
-                "Fill in the owner and the passphrase (twice). The passphrase encrypts the key and is kept nowhere."
-            )
-        if st.button("Make the key and mark a copy", type="primary", disabled=not ready, key="embed"):
-            with look.said():
-                assert secret is not None  # noqa: S101
-                embed(own, model, data, scheme, owner.strip(), given, key_name, out_name, secret)
-                st.rerun()
+        with st.form("mark", border=False):
+            owner = st.text_input("Owner", placeholder="Example Ltd", max_chars=200, help=look.HELP["owner"])
+            secret = pick.passphrase("mark", new=True)
+            left, right = st.columns(2)
+            key_name = left.text_input("Name of the key", own.free("keys", "key"), max_chars=60)
+            name = own.free("models", f"{model.name} marked")
+            out_name = right.text_input("Name of the marked model", name, max_chars=60)
+            with st.expander("Parameters of the scheme"):
+                given = forms.parameters(cast("Any", SCHEMES.get(scheme)).table(), f"scheme-{scheme}")
+            if st.form_submit_button("Make the key and mark a copy", type="primary"):
+                with look.said():
+                    if not owner.strip():
+                        raise InputError("the owner's name", found="none", do="type what the mark shall spell")
+                    embed(own, model, data, scheme, owner.strip(), given, key_name, out_name, secret())
+                    st.rerun()
 
 
 def embed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,11 @@ def upload_data(own: Workspace, key: str) -> None:
             st.rerun()
 
 
-def model(own: Workspace, key: str, *, label: str = "Model", note: str | None = None) -> Thing | None:
-    """A model of the shelf; None until there is one."""
-    return _of_shelf(own, "models", label, key, note or "A model that you trained, marked, attacked or uploaded here.")
+def model(
+    own: Workspace, key: str, *, label: str = "Model", first: Callable[[Thing], object] = lambda _thing: True
+) -> Thing | None:
+    """A model of the shelf, those that ``first`` likes before the others; None until there is one."""
+    return _of_shelf(own, "models", label, key, "A model that you trained, marked, attacked or uploaded here.", first)
 
 
 def owner_key(own: Workspace, key: str) -> Thing | None:
@@ -140,20 +143,27 @@ def word(thing: Thing) -> str:
     return f"{thing.kind}/{thing.path.name}"
 
 
-def passphrase(key: str, *, new: bool = False) -> str | None:
-    """A passphrase; None until it can be used. It is passed to the command through a pipe and kept nowhere."""
-    label = "New passphrase" if new else "Passphrase"
+def passphrase(key: str, *, new: bool = False) -> Callable[[], str]:
+    """Fields for a passphrase, and what checks and returns it. It goes to the command through a pipe, and nowhere else.
+
+    The check raises InputError: nothing typed, two different answers, or characters that no keyboard gives.
+    """
+    label = "New passphrase" if new else "Passphrase of the key"
     first = st.text_input(label, type="password", key=f"pass-{key}", help=HELP["passphrase"], max_chars=1024)
+    again = first
     if new:
         again = st.text_input("The same again", type="password", key=f"pass2-{key}", max_chars=1024)
-        if first and again and first != again:
-            st.warning("The two differ.")
+
+    def checked() -> str:
+        if not first:
+            raise InputError(f"a passphrase in the field '{label}'", found="none", do="type one")
         if first != again:
-            return None
-    if first and not first.isprintable():
-        st.warning("Only printable characters, please.")
-        return None
-    return first or None
+            raise InputError("the same passphrase twice", found="two different ones", do="type them again")
+        if not first.isprintable():
+            raise InputError("a passphrase of printable characters", found="others", do="choose another one")
+        return first
+
+    return checked
 
 
 def is_encrypted(thing: Thing) -> bool:
@@ -166,8 +176,10 @@ def is_encrypted(thing: Thing) -> bool:
         return False
 
 
-def _of_shelf(own: Workspace, kind: Kind, label: str, key: str, note: str) -> Thing | None:
-    things = own.things(kind)
+def _of_shelf(
+    own: Workspace, kind: Kind, label: str, key: str, note: str, first: Callable[[Thing], object] = lambda _thing: True
+) -> Thing | None:
+    things = sorted(own.things(kind), key=lambda thing: not first(thing))
     if not things:
         return None
     chosen = forms.choose(label, [thing.name for thing in things], key=f"{kind}-{key}", help=note)

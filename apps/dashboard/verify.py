@@ -59,24 +59,21 @@ def _key(own: Workspace) -> Thing | None:
 
 def _decide(own: Workspace, words: tuple[str, ...], key: Thing) -> None:
     with look.card("3. The decision"):
-        secret = pick.passphrase("verify") if pick.is_encrypted(key) else None
-        left, middle, right = st.columns(3)
-        rate = left.select_slider(
-            "False-positive rate", _RATES, "1e-9", key="rate", help=look.HELP["false-positive rate"]
-        )
-        nulls = middle.number_input("Strangers' keys", 0, 10_000, 200, key="nulls", help=look.HELP["null distribution"])
-        tried = right.number_input(
-            "How many did you try?", 1, 1_000_000, 1, key="tried",
-            help="Suspects or keys that you tried, with this pair. The rate is divided by it, and then holds for all.",
-        )  # fmt: skip
         original = _original(own) if "--model" in words else None
-        ready = secret is not None or not pick.is_encrypted(key)
-        if not ready:
-            st.caption("The key is encrypted: type its passphrase.")
-        if st.button("Verify", type="primary", disabled=not ready, key="verify"):
-            with look.said():
-                verify(own, words, key, str(rate), int(nulls), int(tried), original, secret)
-                st.rerun()
+        with st.form("verify", border=False):
+            secret = pick.passphrase("verify") if pick.is_encrypted(key) else None
+            left, middle, right = st.columns(3)
+            rate = left.select_slider("False-positive rate", _RATES, "1e-9", help=look.HELP["false-positive rate"])
+            nulls = middle.number_input("Strangers' keys", 0, 10_000, 200, help=look.HELP["null distribution"])
+            tried = right.number_input(
+                "How many did you try?", 1, 1_000_000, 1,
+                help="Suspects or keys you tried, this pair included. The rate is divided by it, and then holds for all.",
+            )  # fmt: skip
+            if st.form_submit_button("Verify", type="primary"):
+                with look.said():
+                    typed = secret() if secret else None
+                    verify(own, words, key, str(rate), int(nulls), int(tried), original, typed)
+                    st.rerun()
 
 
 def _original(own: Workspace) -> Thing | None:

@@ -62,24 +62,32 @@ def read_record(path: Path) -> Record:
     Raises:
         InputError: not a record, or of another schema version.
     """
-    data = read_bytes(path, "a record", limit=64 * 2**20)
+    return read_text(read_bytes(path, "a record", limit=64 * 2**20), str(path))
+
+
+def read_text(data: bytes, name: str) -> Record:
+    """A record from the content of a file, which errors call ``name``.
+
+    Raises:
+        InputError: not a record, or of another schema version.
+    """
     try:
         content = json.loads(data)
         schema = content["schema"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            f"a DeepSeal record (JSON) in {path}", found="something else", do="pass a file made by --record"
+            f"a DeepSeal record (JSON) in {name}", found="something else", do="pass a file made by --record"
         ) from error
     if schema != SCHEMA:
         raise InputError(
-            f"record schema {SCHEMA} in {path}", found=f"schema {schema}", do="use the DeepSeal that wrote it"
+            f"record schema {SCHEMA} in {name}", found=f"schema {schema}", do="use the DeepSeal that wrote it"
         )
     try:
         return Record.model_validate(content)
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise InputError(
-            f"a complete record in {path}", found=f"a bad field {field!r}", do="make the record again"
+            f"a complete record in {name}", found=f"a bad field {field!r}", do="make the record again"
         ) from error
 
 
