@@ -67,7 +67,7 @@ def _decide(own: Workspace, words: tuple[str, ...], key: Thing) -> None:
             nulls = middle.number_input("Strangers' keys", 0, 10_000, 200, help=look.HELP["null distribution"])
             tried = right.number_input(
                 "How many did you try?", 1, 1_000_000, 1,
-                help="Suspects or keys you tried, this pair included. The rate is divided by it, and then holds for all.",
+                help="Suspects or keys you tried, this pair included. The rate is divided by it, and holds for all.",
             )  # fmt: skip
             if st.form_submit_button("Verify", type="primary"):
                 with look.said():
