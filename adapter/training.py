@@ -39,10 +39,19 @@ class Recipe(Parameters):
     momentum: float = parameter(0.9, "momentum, for sgd", minimum=0.0, maximum=0.999)
     weight_decay: float = parameter(0.0, "weight decay", minimum=0.0, maximum=1.0)
     schedule: str = parameter("constant", "course of the step size", choices=("constant", "linear", "cosine"))
+    restart: int | None = parameter(None, "update at which the schedule starts anew", minimum=1)
 
     def total_steps(self, samples: int) -> int:
         """Updates on a data set of that size."""
         return self.steps if self.steps is not None else self.epochs * math.ceil(samples / self.batch_size)
+
+    def progress(self, index: int, total: int) -> float:
+        """How far the schedule is (0 … 1) at an update; there are ``total``."""
+        if self.restart is None or total <= self.restart:
+            return index / max(1, total)
+        if index < self.restart:
+            return index / self.restart
+        return (index - self.restart) / (total - self.restart)
 
     def factor(self, progress: float) -> float:
         """Factor of the step size at ``progress`` (0 … 1) of the training."""
@@ -197,7 +206,7 @@ class Training:
         """One update; the value of the loss."""
         index = self._workers.share(next(self._batches))
         x, y = self._data.x[index].to(self._model.device), self._data.y[index].to(self._model.device)
-        factor = self._recipe.factor(self._index / max(1, self._total))
+        factor = self._recipe.factor(self._recipe.progress(self._index, self._total))
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
         with self._private_random(), torch.enable_grad():

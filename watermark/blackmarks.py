@@ -66,6 +66,12 @@ class BlackMarks(TriggerScheme):
     recipe: str = parameter("robust", "how to choose and teach the keys", choices=("robust", "paper"))
     significance: float = parameter(1e-3, "p of the paper's rule", minimum=1e-300, maximum=1.0)
     batch: int = parameter(256, "triggers an update", minimum=1, maximum=4096)
+    settle: int = parameter(500, "updates a round on the task alone, after the marking", minimum=0, maximum=1_000_000)
+
+    @property
+    def settling(self) -> int:
+        """Updates at the end of a round that are the task's alone; the paper has none."""
+        return self.settle if self.recipe == "robust" else 0
 
     @property
     def models_needed(self) -> int:

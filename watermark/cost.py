@@ -63,5 +63,6 @@ def embedding_cost(model: Classifier, data: Split, key: Key, *, rng: Rng, pairs:
                 start = time.perf_counter()
                 training.step()
                 times.append(time.perf_counter() - start)
-    medians = [statistics.median(times[2:] or times) if times else 0.0 for times in seconds.values()]
-    return Cost(len(marking), medians[1], medians[0], owner.get("updates"))
+    usual, own = (statistics.median(times[2:] or times) if times else 0.0 for times in seconds.values())
+    settling = getattr(scheme_of(key), "settling", 0) / max(1, len(marking))  # share of updates that do not mark
+    return Cost(len(marking), (1.0 - settling) * own + settling * usual, usual, owner.get("updates"))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from deepseal.adapter import BlackBox, Classifier, Recipe, Split
 from deepseal.adapter.inputs import call
-from deepseal.adapter.training import Loss, Training, cross_entropy
+from deepseal.adapter.training import Loss, Step, Training, cross_entropy
 from deepseal.errors import InputError, understood
 from deepseal.parameters import Parameters, parameter
 from deepseal.rng import SECRET_BYTES, Rng, expand_integers, fresh_secret
@@ -75,7 +75,15 @@ class TriggerScheme(Parameters):
     batch: int = parameter(64, "triggers an update", minimum=1, maximum=4096)
     steps: int = parameter(1000, "updates a round", minimum=1, maximum=1_000_000)
     learning_rate: float = parameter(1e-3, "step size of Adam", minimum=1e-9, maximum=10.0)
+    settle: int = parameter(
+        0, "further updates a round on the task alone, the step size from its start again", minimum=0, maximum=1_000_000
+    )
     rounds: int = parameter(4, "most rounds of embedding, while a trigger reads wrong", minimum=1, maximum=100)
+
+    @property
+    def settling(self) -> int:
+        """Updates at the end of a round that are the task's alone."""
+        return self.settle
 
     @property
     def models_needed(self) -> int:
@@ -163,7 +171,9 @@ class TriggerScheme(Parameters):
         """
         check_complete(key)
         check_task(model, key.spec.shape, key.spec.num_classes)
-        recipe = Recipe(steps=self.steps, learning_rate=self.learning_rate, schedule="cosine")
+        recipe = Recipe(
+            steps=self.steps + self.settling, learning_rate=self.learning_rate, schedule="cosine", restart=self.steps
+        )
         return Training(start or model, data, recipe=recipe, rng=rng, loss=self.loss(model, data, key))
 
     def observe(self, model: BlackBox, key: Key) -> Observation:
@@ -207,7 +217,8 @@ class TriggerLoss(MarkLoss):
     """CE on the data + strength * CE on a draw of the triggers, read through noisy weights.
 
     The triggers pass with batch normalisation in evaluation mode: they are unlike the data, and their statistics would
-    neither be met at verification nor be good for the running ones.
+    neither be met at verification nor be good for the running ones. In the last ``settling`` updates there is only the
+    data's part.
     """
 
     def __init__(self, model: Classifier, key: Key, scheme: TriggerScheme) -> None:
@@ -215,6 +226,11 @@ class TriggerLoss(MarkLoss):
         self._scheme, self._model = scheme, model
         self._x = key.tensors["trigger_x"]
         self._y = torch.from_numpy(labels_of(key)[0]).repeat_interleave(int(key.public["votes"]))
+
+    def __call__(self, step: Step) -> Iterator[Tensor]:
+        """All terms of an update."""
+        settling = self._scheme.settling > 0 and step.index >= self._scheme.steps
+        yield from [self._task(step)] if settling else super().__call__(step)
 
     def mark(self, module: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
         """The triggers' part of the loss."""

@@ -192,6 +192,14 @@ class TestTraining:
         assert factors[0] == 1.0
         assert all(a >= b - 1e-12 for a, b in zip(factors, factors[1:], strict=False))
 
+    def test_a_schedule_can_start_anew(self):
+        recipe = Recipe(steps=10, schedule="cosine", restart=6)
+        factors = [recipe.factor(recipe.progress(index, 10)) for index in range(10)]
+        plain = Recipe(schedule="cosine")
+        assert factors[:6] == [plain.factor(i / 6) for i in range(6)]
+        assert factors[6:] == [plain.factor(i / 4) for i in range(4)]
+        assert Recipe(restart=6).progress(3, 6) == 0.5
+
     def test_output_layer_is_the_last_that_runs(self, digits):
         module = nn.ModuleDict({"head": nn.Linear(8, 10), "body": nn.Linear(64, 8)})
 

@@ -11,6 +11,7 @@ from models import trained
 from scipy import stats
 
 from deepseal.adapter import Classifier, InputSpec, Oracle, Recipe, Split, train
+from deepseal.adapter.training import Step
 from deepseal.attacks import EVASION, QUERY, REMOVAL
 from deepseal.errors import InputError
 from deepseal.rng import Rng
@@ -56,6 +57,34 @@ def test_marks_and_reads_back(made, base, digits):
     assert result.published.accepts
     assert verify(base, key).verdict == "not-owned"
     assert marked.accuracy(digits.test).value >= base.accuracy(digits.test).value - 0.03
+
+
+def test_settling_gives_the_task_back_what_marking_took(made, base, digits):
+    """Updates on the task alone, after the marking: more accuracy, the same bits; the paper's recipe has none."""
+    key, marked = made
+    assert QUICK.settling == 500 and BlackMarks(recipe="paper").settling == 0
+    raw = dataclasses.replace(QUICK, settle=0)
+    unsettled = embed(base, digits.train, dataclasses.replace(key, params=raw.as_dict()), rng=Rng(1))
+    assert marked.accuracy(digits.test).value > unsettled.accuracy(digits.test).value
+    assert verify(marked, key).bit_errors == 0
+    assert len(QUICK.embedding(base, digits.train, key, rng=Rng(1))) == 1000
+
+
+def test_settling_is_no_marking(made, base, digits):
+    key, _ = made
+    loss = KeyLoss(base, key, QUICK)
+    step = Step(
+        base.module,
+        digits.train.x[:4],
+        digits.train.y[:4],
+        torch.arange(4),
+        lambda: base.query(digits.train.x[:4]),
+        499,
+        1300,
+        Rng(0).torch(),
+    )
+    assert len(list(loss(step))) == 2
+    assert len(list(loss(dataclasses.replace(step, index=500)))) == 1
 
 
 def test_labels_are_all_it_needs(made):
@@ -214,7 +243,9 @@ def test_inputs_that_are_no_images_and_two_classes():
     y = torch.arange(400) % 2
     x = (torch.rand(400, 12, generator=generator) + 0.5 * y[:, None] - 0.5).clamp(-1, 1)
     spec = InputSpec(shape=(12,), num_classes=2, bounds=(-1.0, 1.0))
-    net = torch.nn.Sequential(torch.nn.Linear(12, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(12, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
     model = train(Classifier(net, spec), Split(x, y), recipe=Recipe(epochs=20), rng=Rng(0))
     key = BlackMarks(bits=24, votes=5, steps=600).keygen(model, Split(x, y), owner="me", rng=Rng(0))
     assert key.public["cluster_sizes"] == [1, 1]
