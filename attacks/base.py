@@ -91,11 +91,13 @@ class Perturbed:
         x: (N, …) in the order of the data, within the bounds; as they were where the attack failed.
         fooled: (N,) True where the model got the input right and gets the changed one wrong, checked again.
         evidence: plain values, such as how many inputs were attacked and how many of them fool the model.
+        last: (N, …) the last that was tried of each input, also where it does not fool; None where nobody kept it.
     """
 
     x: Tensor = dataclasses.field(repr=False)
     fooled: Tensor = dataclasses.field(repr=False)
     evidence: Mapping[str, Any]
+    last: Tensor | None = dataclasses.field(default=None, repr=False)
 
 
 class Evasion(Protocol):

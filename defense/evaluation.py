@@ -27,6 +27,7 @@ from deepseal.statistics import rate
 
 RATES = (0.01, 0.05)
 ADAPTIVE = "adaptive-"
+BARS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,24 +117,8 @@ def clean_scores(monitor: Monitor, test: Split) -> Clean:
 
 def false_positives(monitor: Monitor, clean: Clean) -> list[Mapping[str, Any]]:
     """Realised false-positive rate at each nominal one, with where it should lie; and by class where promised."""
-    rows: list[Mapping[str, Any]] = []
     own = monitor.calibrated_on().false_positive
-    for nominal in sorted({*RATES, own}):
-        known = _threshold(monitor, nominal)
-        if known is None:
-            rows.append({"nominal": nominal, "guaranteed": False})
-            continue
-        alarms = clean.scores > known.value
-        rows.append(
-            {
-                "nominal": nominal,
-                "guaranteed": True,
-                "threshold": known.value,
-                "realised": rate(int(alarms.sum()), len(alarms)).as_dict(),
-                "realised_on_right_answers": rate(int(alarms[clean.right].sum()), int(clean.right.sum())).as_dict(),
-                "expected_interval": list(realised_interval(known, len(alarms))),
-            }
-        )
+    rows = [false_positives_at(monitor, clean, nominal) for nominal in sorted({*RATES, own})]
     for label, known in monitor.class_thresholds().items():
         within = clean.scores[clean.predicted == label]
         if len(within):
@@ -148,6 +133,22 @@ def false_positives(monitor: Monitor, clean: Clean) -> list[Mapping[str, Any]]:
                 }
             )
     return rows
+
+
+def false_positives_at(monitor: Monitor, clean: Clean, nominal: float) -> Mapping[str, Any]:
+    """Realised false-positive rate at a nominal one; ``guaranteed`` is False where it cannot be promised."""
+    known = _threshold(monitor, nominal)
+    if known is None:
+        return {"nominal": nominal, "guaranteed": False}
+    alarms = clean.scores > known.value
+    return {
+        "nominal": nominal,
+        "guaranteed": True,
+        "threshold": known.value,
+        "realised": rate(int(alarms.sum()), len(alarms)).as_dict(),
+        "realised_on_right_answers": rate(int(alarms[clean.right].sum()), int(clean.right.sum())).as_dict(),
+        "expected_interval": list(realised_interval(known, len(alarms))),
+    }
 
 
 def figures(monitor: Monitor, clean: Clean, attacked: Attacked) -> dict[str, Any]:
@@ -185,6 +186,7 @@ def figures(monitor: Monitor, clean: Clean, attacked: Attacked) -> dict[str, Any
         title: auroc(clean.members[clean.right, index], members[wrong, index]) for index, title in enumerate(titles)
     }
     result["roc"] = roc(negative, positive)
+    result["scores"] = histogram(positive, edges_of(clean.scores))
     result["evidence"] = {f"{nominal:g}": dict(found.evidence) for nominal, found in attacked.found.items()}
     return result
 
@@ -205,6 +207,19 @@ def roc(negative: Tensor, positive: Tensor, points: int = 60) -> list[list[float
         [round(float(r), 6), round(float((positive > t).double().mean()), 6)]
         for r, t in zip(rates, limits, strict=True)
     ]
+
+
+def edges_of(clean: Tensor, bars: int = BARS) -> Tensor:
+    """(bars + 1,) edges of equal bars over clean scores, on and on to twice as far: attacks are expected beyond."""
+    low, high = float(clean.min()), float(clean.max())
+    return torch.linspace(low, low + 2.0 * max(high - low, 1e-9), bars + 1, dtype=torch.float64)
+
+
+def histogram(scores: Tensor, edges: Tensor) -> dict[str, list[float]]:
+    """``edges`` (bars + 1,) and ``counts`` (bars,); what lies outside counts in the first and the last bar."""
+    inner = torch.bucketize(scores.double(), edges[1:-1].contiguous(), right=True)
+    counts = torch.bincount(inner, minlength=len(edges) - 1)
+    return {"edges": [round(float(edge), 6) for edge in edges], "counts": [int(count) for count in counts]}
 
 
 def controls(monitor: Monitor, test: Split, clean: Clean, *, rng: Rng, spread: float = 0.1) -> dict[str, Any]:

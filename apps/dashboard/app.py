@@ -44,6 +44,18 @@ def _attack() -> None:
     show(workspace())
 
 
+def _defend() -> None:
+    from deepseal.apps.dashboard.defend import show
+
+    show(workspace())
+
+
+def _private() -> None:
+    from deepseal.apps.dashboard.private import show
+
+    show(workspace())
+
+
 st.set_page_config(page_title="DeepSeal", page_icon="🛡️", layout="wide")
 _begin()
 st.navigation(
@@ -51,5 +63,7 @@ st.navigation(
         st.Page(_overview, title="Overview", icon=":material/list_alt:", url_path="overview", default=True),
         st.Page(_mark, title="Mark and verify", icon=":material/fingerprint:", url_path="mark"),
         st.Page(_attack, title="Attack", icon=":material/swords:", url_path="attack"),
+        st.Page(_defend, title="Defend", icon=":material/shield:", url_path="defend"),
+        st.Page(_private, title="Private inference", icon=":material/lock:", url_path="private"),
     ]
 ).run()

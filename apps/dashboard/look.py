@@ -18,7 +18,12 @@ from deepseal.record import Record
 HELP = {
     "accuracy": "Share of the test inputs for which the model's answer is right.",
     "adversarial input": "An input changed so little that nobody notices, and yet so that the model's answer is wrong.",
+    "alarm": "The monitor holds the input for changed on purpose: its score is above the threshold.",
+    "attack": "How the input is changed. Some use the model's gradients, some only its answers, one is harmless noise.",
     "bits": "How many bits the mark has. More bits make a stronger proof and take more room in the model.",
+    "confidence": "How sure the promise is: 95 % means that 95 of 100 calibrations keep it.",
+    "detected": "Of the inputs that fool the model, the share that raises the alarm.",
+    "detector": "One way to tell unusual inputs. A preset is a set of them; fast costs no further pass.",
     "epsilon": "The most that an attacker may change each value of the input, where values go from 0 to 1.",
     "false-positive rate": "How often an innocent would be accused: the probability that a model without this mark, "
     "or an input that nobody attacked, is taken for one. 1e-9 is one in a billion.",
@@ -29,6 +34,9 @@ HELP = {
     "p-value": "How probable a result at least this extreme is where there is nothing to be found.",
     "passphrase": "Encrypts the key's file. It is kept nowhere: without it the file is worthless, to you too.",
     "scheme": "The method of the mark: where it is put, and how it is read back.",
+    "score": "How unusual the input is for all detectors together; higher is more unusual.",
+    "semi-honest": "Both parties follow the protocol, and may try to learn more from what they see.",
+    "silent errors": "Inputs that are answered wrongly and raise no alarm: the ones that do harm.",
     "threshold": "The border of the decision: on one side an alarm or a proof, on the other none.",
     "wrong bits": "Bits that differ from the owner's message. Chance gives half of them wrong.",
 }
@@ -56,12 +64,13 @@ def card(title: str) -> Iterator[None]:
 
 
 @contextmanager
-def said() -> Iterator[None]:
-    """What goes wrong on purpose inside is said in one line."""
+def said(own: Workspace | None = None) -> Iterator[None]:
+    """What goes wrong on purpose inside is said in one line, without the path of the browser's folder."""
     try:
         yield
     except DeepSealError as error:
-        st.error(plain(str(error)), icon=":material/error:")
+        text = str(error) if own is None else str(error).replace(f"{own.root}/", "")
+        st.error(plain(text), icon=":material/error:")
 
 
 def plain(text: str) -> str:

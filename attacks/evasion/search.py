@@ -73,7 +73,7 @@ def first_success(
         return wrong, silent
 
     clean, generator = data.tensor, rng.child("search").torch()
-    x, undone, rejected, firsts = clean.clone(), 0, 0, []
+    x, last, undone, rejected, firsts = clean.clone(), clean.clone(), 0, 0, []
     fooled, misled = torch.zeros(2, len(x), dtype=torch.bool)
     right = labels_of(model, clean, batch) == data.y
     for search in searches:
@@ -84,6 +84,7 @@ def first_success(
                 found = search(clean[rows], data.y[rows], generator).detach()
             sound = _sound(found, clean[rows], model.spec.bounds)
             found = torch.where(along(sound, found), found, clean[rows])
+            last[rows] = found
             wrong, success = (mask & sound for mask in judge(found, data.y[rows], batch))
             misled[rows[wrong]] = True
             rejected += int((~sound).sum())
@@ -108,7 +109,7 @@ def first_success(
     }
     if alarms is not None:
         evidence["wrong"] = int(misled.sum())
-    return Perturbed(x, fooled, evidence), firsts
+    return Perturbed(x, fooled, evidence, last), firsts
 
 
 def sizes(x: Tensor, clean: Tensor, fooled: Tensor) -> dict[str, float | None]:
