@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from deepseal.adapter import Classifier, Dataset, checkpoint, load_data
 from deepseal.errors import InputError
@@ -12,6 +17,7 @@ from deepseal.secure_inference.compile import Program, Weights
 from deepseal.secure_inference.compile.accuracy import Comparison, compare
 from deepseal.secure_inference.compile.calibrate import CompileSettings
 from deepseal.secure_inference.compile.compiler import compile_report
+from deepseal.secure_inference.compile.simulate import decode_output, encode_input, simulate
 from deepseal.statistics import Rate
 
 
@@ -105,3 +111,34 @@ def check_free(out: Path, *, force: bool) -> None:
         raise InputError(f"a folder at {out}", found="a file", do="choose another name")
     if not force and any((out / part).exists() for part in ("public/program.json", "secret/weights.npz")):
         raise InputError(f"no program in {out}", found="one", do="choose another folder or add --force")
+
+
+@dataclasses.dataclass(frozen=True)
+class Clear:
+    """What one input gives without any protocol.
+
+    Attributes:
+        program: the label, or the logits, of the compiled program; bit for bit what the protocol computes.
+        label: the label of that answer.
+        model: the label of the model that was compiled; None where it is not there.
+    """
+
+    program: int | list[float]
+    label: int
+    model: int | None
+
+
+def in_the_clear(folder: Path, x: NDArray[np.float32], *, arch: str | None = None) -> Clear:
+    """A program's own answer to one input of its shape, and that of the model behind it.
+
+    Raises:
+        InputError: no program there, or another shape.
+    """
+    program = Program.load(folder)
+    weights = Weights.load(folder, program)
+    answer = decode_output(program, simulate(program, weights, encode_input(program, x[None]).values))[0]
+    model, _ = _original(folder / "secret" / "model.safetensors", arch)
+    real = None if model is None else int(model.predict(torch.from_numpy(x[None]))[0])
+    if program.permits == "label":
+        return Clear(int(answer), int(answer), real)
+    return Clear([float(value) for value in answer], int(answer.argmax()), real)

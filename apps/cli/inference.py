@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deepseal.apps.cli.circuit import tls_of
-from deepseal.apps.cli.common import Json, RecordFile, progress, remark, running
+from deepseal.apps.cli.common import Force, Json, RecordFile, progress, remark, running
 
 if TYPE_CHECKING:
     from deepseal.secure_inference.roles.answers import Answer
@@ -59,9 +59,10 @@ def serve(
     timeout: Timeout = 60.0,
     json: Json = False,
     record: RecordFile = None,
+    force: Force = False,
 ) -> None:
     """Answer clients until Ctrl-C; neither learns more than the answer. Both must be semi-honest."""
-    with running("private.serve", json=json, record=record) as (run, _):
+    with running("private.serve", json=json, record=record, force=force) as (run, _):
         from deepseal.secure_inference.compile.program import Program
         from deepseal.secure_inference.compile.weights import Weights
         from deepseal.secure_inference.protocol.extension import TransferSettings
@@ -119,6 +120,7 @@ def serve(
             questions=found.questions,
             failures=found.failures,
             bytes_sent=found.bytes_sent,
+            bytes_received=found.bytes_received,
             security=security(protocol, settings.transfer.security),
         )
 
@@ -141,9 +143,10 @@ def query(
     timeout: Timeout = 60.0,
     json: Json = False,
     record: RecordFile = None,
+    force: Force = False,
 ) -> None:
     """Ask a server for its model's answer; it does not see the input."""
-    with running("private.query", json=json, record=record, inputs=(input,)) as (run, _):
+    with running("private.query", json=json, record=record, force=force, inputs=(input,)) as (run, _):
         from deepseal.secure_inference.compile.program import Program
         from deepseal.secure_inference.protocol.extension import TransferSettings
         from deepseal.secure_inference.protocol.parties import Settings
@@ -196,9 +199,10 @@ def estimate(
     check_ot: CheckOt = False,
     json: Json = False,
     record: RecordFile = None,
+    force: Force = False,
 ) -> None:
     """Bytes and seconds of a question before anybody asks it, with this machine's speed for both parties."""
-    with running("private.estimate", json=json, record=record) as (run, _):
+    with running("private.estimate", json=json, record=record, force=force) as (run, _):
         from deepseal.secure_inference.compile.program import Program
         from deepseal.secure_inference.protocol.extension import TransferSettings
         from deepseal.secure_inference.roles.estimate import estimate

@@ -203,7 +203,7 @@ def _results(record: Record, chosen: Thing) -> None:
         st.markdown(
             f"- {look.plain(words.clean(row.get('name')))}: fools the model on {words.count(fooled.get('count'))} of "
             f"{words.count(fooled.get('n'))} inputs"
-            + (f"; at {percent} % false alarms {caught['count']} of these {caught['n']} raise the alarm." if caught else ".")
+            + (f"; at {percent} % false alarms {caught['count']} of these {caught['n']} are caught." if caught else ".")
         )
     st.dataframe(
         {

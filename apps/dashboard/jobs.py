@@ -40,6 +40,7 @@ class Step:
         record: where its record is to be written; None for none.
         verdict: its exit codes 1 and 3 are verdicts and not failures.
         tag: whatever the page that made it wants to find it by.
+        serves: it serves while the later steps run, which write ``background.ADDRESS`` for where.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Step:
     record: str | None = None
     verdict: bool = False
     tag: str = ""
+    serves: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

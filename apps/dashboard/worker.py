@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deepseal.apps.dashboard.background import ADDRESS, serving
+from deepseal.errors import InputError
+
 _APART = 0.2  # seconds between two notes of progress
 _VERDICTS = (1, 3)
 
@@ -66,28 +69,54 @@ def main() -> None:
 
 def _run(plan: Mapping[str, Any], notes: _Notes, folder: Path) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
+    with contextlib.ExitStack() as servers:
+        if not _steps(plan, notes, folder, servers):
+            return
+    failed = sum(note["state"] == "failed" for note in notes.steps)
+    notes.state = "failed" if failed == len(notes.steps) else "done"
+
+
+def _steps(plan: Mapping[str, Any], notes: _Notes, folder: Path, servers: contextlib.ExitStack) -> bool:
+    """Whether all were run that were to be."""
+    address = ""
     for step, note in zip(plan["steps"], notes.steps, strict=True):
         if (folder / "cancel").exists():
-            return
+            return False
         note["state"] = "running"
         notes.progress(step["title"], 0, 0)
         notes.write()
+        if step.get("serves"):
+            address = _serve(step, note, notes, servers)
+            if not address:
+                notes.state = "failed"
+                return False
+            continue
         clock = time.perf_counter()
-        code, said = _command(step, notes)
+        words = [address if word == ADDRESS else word for word in step["words"]]
+        code, said = _command({**step, "words": words}, notes)
         note["seconds"] = round(time.perf_counter() - clock, 3)
         note["code"] = code
         if code == 130 or (folder / "cancel").exists():
             note["state"] = "cancelled"
-            return
+            return False
         if code and not (step["verdict"] and code in _VERDICTS):
             note.update(state="failed", error=said or f"the command ended with code {code} and said nothing")
             if not plan["go_on"]:
                 notes.state = "failed"
-                return
+                return False
         else:
             note["state"] = "done"
-    failed = sum(note["state"] == "failed" for note in notes.steps)
-    notes.state = "failed" if failed == len(notes.steps) else "done"
+    return True
+
+
+def _serve(step: Mapping[str, Any], note: dict[str, Any], notes: _Notes, servers: contextlib.ExitStack) -> str:
+    """Where a step serves from now on; "" where it does not."""
+    with contextlib.suppress(InputError):
+        words = [*step["words"], *(["--record", step["record"]] if step["record"] else [])]
+        address = servers.enter_context(serving(words, note, lambda line: notes.reading({"remark": line})))
+        notes.write()
+        return address
+    return ""
 
 
 def _command(step: Mapping[str, Any], notes: _Notes) -> tuple[int, str]:
@@ -134,7 +163,8 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def _end_with_server() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not through sys.stdin, whose lock would be held when the process ends
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(8.0)
     os.killpg(os.getpid(), signal.SIGKILL)

@@ -49,6 +49,7 @@ class Tally:
     questions: int = 0
     failures: int = 0
     bytes_sent: int = 0
+    bytes_received: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, served: Served) -> None:
@@ -58,6 +59,7 @@ class Tally:
             self.questions += served.questions
             self.failures += served.error is not None
             self.bytes_sent += served.bytes_sent
+            self.bytes_received += served.bytes_received
 
 
 @dataclass(eq=False)
