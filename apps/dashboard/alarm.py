@@ -9,7 +9,7 @@ import streamlit as st
 
 from deepseal.apps.dashboard import look, pick, tries
 from deepseal.apps.dashboard.inputs import test_split
-from deepseal.apps.dashboard.jobs import Step, jobs, start
+from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
 from deepseal.apps.dashboard.look import HELP
 from deepseal.apps.dashboard.settings import BAD, PALETTE
 from deepseal.apps.dashboard.workspace import Thing, Workspace
@@ -173,7 +173,7 @@ def attack_word(name: str, epsilon: float) -> str:
     return ":".join([name, *([",".join(f"{key}={value:g}" for key, value in values.items())] if values else [])])
 
 
-def evaluate(own: Workspace, chosen: Thing, attacks: Sequence[str], limit: int) -> None:
+def evaluate(own: Workspace, chosen: Thing, attacks: Sequence[str], limit: int) -> Job:
     """Start an evaluation.
 
     Raises:
@@ -184,7 +184,7 @@ def evaluate(own: Workspace, chosen: Thing, attacks: Sequence[str], limit: int) 
         line += ["--attack", attack]
     line += ["--arch", chosen.said("arch")] if chosen.said("arch") else []
     steps = [Step("attack test inputs and judge them", tuple(line), own.record_word("defense.evaluate"))]
-    start(own, KIND, f"The monitor {chosen.name} under attack", steps, about={"monitor": chosen.name})
+    return start(own, KIND, f"The monitor {chosen.name} under attack", steps, about={"monitor": chosen.name})
 
 
 def _rows(record: Record) -> list[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from deepseal.errors import InputError
 
 ADDRESS = "{address}"  # what later commands write for where it serves
 _READY_SECONDS = 60.0
-_GRACE = 6.0  # seconds between asking it to end and ending it
+_GRACE = 4.0  # seconds between asking it to end and ending it
 _SERVING = "deepseal: serving on "
 # Without the working folder on the path, where a file named like one of our imports would be run.
 _CHILD = (

@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from deepseal.apps.dashboard import alarm, forms, look, pick
-from deepseal.apps.dashboard.jobs import Step, jobs, start
+from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
 from deepseal.apps.dashboard.look import HELP
 from deepseal.apps.dashboard.tries import try_one
 from deepseal.apps.dashboard.workspace import Thing, Workspace
@@ -89,7 +89,7 @@ def _begin(own: Workspace) -> None:
                 st.rerun()
 
 
-def begin(own: Workspace) -> None:
+def begin(own: Workspace) -> Job:
     """Start the work that gives a newcomer a model and a monitor.
 
     Raises:
@@ -99,7 +99,7 @@ def begin(own: Workspace) -> None:
     model = own.place("models", own.free("models", "digits"), {"data": "digits"})
     train = ("model", "train", "--data", "digits", "--arch", arch, "--epochs", "10", "--out", pick.word(model))
     first = Step("train a small model on the digits", train, own.record_word("model.train"))
-    fit(own, model, own.free("monitors", "digits"), "digits", ["fast"], rate=0.05, before=(first,))
+    return fit(own, model, own.free("monitors", "digits"), "digits", ["fast"], rate=0.05, before=(first,))
 
 
 def fit(
@@ -113,7 +113,7 @@ def fit(
     per_class: bool = False,
     samples: int = 0,
     before: tuple[Step, ...] = (),
-) -> None:
+) -> Job:
     """Start fitting and calibrating a monitor.
 
     Args:
@@ -143,7 +143,7 @@ def fit(
         Step("fit the detectors on training data", tuple(words), own.record_word("defense.fit")),
         _calibration(own, monitor, rate, per_class=per_class),
     ]
-    start(own, KIND, f"A monitor for {model.name}", steps, about={"monitor": monitor.name})
+    return start(own, KIND, f"A monitor for {model.name}", steps, about={"monitor": monitor.name})
 
 
 def _calibration(own: Workspace, monitor: Thing, rate: float, *, per_class: bool) -> Step:
@@ -199,9 +199,18 @@ def _recalibrate(own: Workspace, chosen: Thing) -> None:
     rate, per_class = _promised("again")
     if st.button("Set the threshold again", key="recalibrate"):
         with look.said(own):
-            steps = [_calibration(own, chosen, rate, per_class=per_class)]
-            start(own, KIND, f"A new threshold for {chosen.name}", steps, about={"monitor": chosen.name})
+            recalibrate(own, chosen, rate, per_class=per_class)
             st.rerun()
+
+
+def recalibrate(own: Workspace, chosen: Thing, rate: float, *, per_class: bool = False) -> Job:
+    """Start setting a monitor's threshold again.
+
+    Raises:
+        InputError: too much is running.
+    """
+    steps = [_calibration(own, chosen, rate, per_class=per_class)]
+    return start(own, KIND, f"A new threshold for {chosen.name}", steps, about={"monitor": chosen.name})
 
 
 def _promised(key: str) -> tuple[float, bool]:

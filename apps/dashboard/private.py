@@ -87,7 +87,7 @@ def _begin(own: Workspace) -> None:
                 st.rerun()
 
 
-def begin(own: Workspace) -> None:
+def begin(own: Workspace) -> Job:
     """Start the work that gives a newcomer a model and its program.
 
     Raises:
@@ -98,12 +98,12 @@ def begin(own: Workspace) -> None:
     train = Step(
         "train a small model on the digits", (*words, "--out", pick.word(model)), own.record_word("model.train")
     )
-    compile_(own, model, own.free("programs", "digits"), "digits", before=(train,))
+    return compile_(own, model, own.free("programs", "digits"), "digits", before=(train,))
 
 
 def compile_(
     own: Workspace, model: Thing, name: str, data: str, *, permits: str = "label", before: tuple[Step, ...] = ()
-) -> None:
+) -> Job:
     """Start compiling a model.
 
     Args:
@@ -123,7 +123,7 @@ def compile_(
     words = ["private", "compile", "--model", pick.word(model), "--data", data, "--permits", permits]
     words += ["--out", pick.word(program), *arch]
     step = Step("turn the model into whole numbers and circuits", tuple(words), own.record_word("private.compile"))
-    start(own, KIND, f"{model.name}, ready for private questions", [*before, step], about={"program": name})
+    return start(own, KIND, f"{model.name}, ready for private questions", [*before, step], about={"program": name})
 
 
 def _make(own: Workspace) -> None:
