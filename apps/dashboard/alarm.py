@@ -27,8 +27,7 @@ def show(own: Workspace, chosen: Thing, monitor: Any) -> None:
     """The cards: the threshold, and the evaluation against attacks."""
     with look.card("How good is the alarm?"):
         found = evaluation(own, chosen)
-        with look.said(own):
-            _threshold(own, chosen, monitor, found)
+        _threshold(own, chosen, monitor, found)
     with look.card("Put it to the test"):
         _evaluate(own, chosen)
         look.work(own, KIND)
@@ -53,7 +52,13 @@ def evaluation(own: Workspace, chosen: Thing) -> Record | None:
     return None
 
 
+@st.fragment
 def _threshold(own: Workspace, chosen: Thing, monitor: Any, found: Record | None) -> None:
+    with look.said(own):
+        _moved(own, chosen, monitor, found)
+
+
+def _moved(own: Workspace, chosen: Thing, monitor: Any, found: Record | None) -> None:
     from deepseal.defense.evaluation import false_positives_at, per_day
 
     clean = _clean(

@@ -90,7 +90,7 @@ def shown(x: NDArray[np.float32], bounds: tuple[float, float], caption: str) -> 
     """The input as a picture, or in words where it is none."""
     found = picture(x, bounds)
     if found is not None:
-        st.image(found, caption=caption, width=SIDE)
+        st.image(found, caption=caption, width=SIDE, output_format="PNG")
     else:
         st.markdown(f"{look.plain(caption)}: {x.size} values, which are no picture")
 

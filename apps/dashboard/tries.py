@@ -42,6 +42,7 @@ LIGHTER: dict[str, dict[str, Any]] = {
 }
 
 
+@st.fragment
 def try_one(own: Workspace, chosen: Thing, monitor: Any) -> None:
     """The card: an input, an attack, a strength, and the outcome in words, pictures and numbers."""
     spec = monitor.model.spec
@@ -145,6 +146,7 @@ def _pictures(found: Any, bounds: tuple[float, float]) -> None:
             st.image(
                 change,
                 width=SIDE,
+                output_format="PNG",
                 caption=f"the difference: {found.moved} of {x.size} values changed, by at most {found.largest:.3g}; "
                 "blue is brighter, orange darker, strongest at that most",
             )

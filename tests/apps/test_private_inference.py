@@ -72,9 +72,13 @@ def test_query(folder, server, base, digits):
     assert results["label"] == base.predict(digits.test.x[:3]).tolist()
     assert {"bytes_sent", "bytes_received", "seconds_setup", "seconds_online"} <= results.keys()
     assert results["security"].startswith("semi-honest; a malicious client")
-    code, out, _ = query(folder, "program/public", "--connect", server, "--input", "one.npy", "--json")
+    words = ["program/public", "--connect", server, "--input", "one.npy", "--record", "one.json", "--json"]
+    code, out, _ = query(folder, *words)
     assert code == 0
     assert json.loads(out)["results"]["label"] == int(base.predict(digits.test.x[:1])[0])
+    code, _, err = query(folder, *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert query(folder, *words, "--force")[0] == 0
 
 
 def test_estimate_is_what_a_query_takes(folder, server):
