@@ -115,6 +115,8 @@ class TestPromisedLines:
         assert evaded["accuracy_under_attack"]["count"] == evaded["accuracy"]["count"] - evaded["success"]["count"]
         ok("report", "html", *sorted(tmp_path.glob("*.json")), "--out", "report.html")
         assert "owned" in (tmp_path / "report.html").read_text()
+        written = ok("report", "pdf", *sorted(tmp_path.glob("*.json")), "--out", "report.pdf", "--json")["results"]
+        assert (tmp_path / "report.pdf").stat().st_size == written["bytes"]
 
 
 class TestHelp:
@@ -337,6 +339,8 @@ class TestBadInput:
             ("attack run none --model base.safetensors --data digits --out x --record x --force", ["different files"]),
             ("report show owner.key", ["record"]),
             ("report html absent.json --out r.html", ["no such file"]),
+            ("report pdf absent.json --out r.pdf", ["no such file"]),
+            ("report pdf owner.key --out r.pdf", ["record"]),
             ("report html --out r.html", ["'records'", "deepseal report html --help"]),
             ("demo --out owner.key", ["folder"]),
             ("demo --out .", ["--force"]),

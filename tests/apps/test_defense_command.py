@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from pypdf import PdfReader
 from test_cli import run
 
 from deepseal.adapter import save
@@ -84,6 +85,11 @@ def test_evaluation_names_what_it_measured(command, folder):
     assert "<h1>Evaluation of a monitor</h1>" in text
     assert text.count("<polyline") >= 3
     assert "<script" not in text
+    printed = command("report", "pdf", "evaluation.json", "--out", "evaluation.pdf")
+    assert printed.returncode == 0, printed.stderr
+    words = " ".join(" ".join(page.extract_text() for page in PdfReader(folder / "evaluation.pdf").pages).split())
+    assert "Evaluation of a monitor" in words and "Attacked inputs that are found, against false alarms" in words
+    assert f"area {first['auroc']:.4f}" in words and "What this does not show" in words
 
 
 def test_an_adaptive_attack_runs_against_model_and_monitor(command):
