@@ -39,7 +39,7 @@ class Recipe(Parameters):
     momentum: float = parameter(0.9, "momentum, for sgd", minimum=0.0, maximum=0.999)
     weight_decay: float = parameter(0.0, "weight decay", minimum=0.0, maximum=1.0)
     schedule: str = parameter("constant", "course of the step size", choices=("constant", "linear", "cosine"))
-    restart: int | None = parameter(None, "update at which the schedule starts anew", minimum=1)
+    restart: int | None = parameter(None, "update at which optimiser and schedule start anew", minimum=1)
 
     def total_steps(self, samples: int) -> int:
         """Updates on a data set of that size."""
@@ -206,6 +206,8 @@ class Training:
         """One update; the value of the loss."""
         index = self._workers.share(next(self._batches))
         x, y = self._data.x[index].to(self._model.device), self._data.y[index].to(self._model.device)
+        if self._index == self._recipe.restart:
+            self._optimizer.state.clear()
         factor = self._recipe.factor(self._recipe.progress(self._index, self._total))
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor

@@ -76,7 +76,7 @@ class TriggerScheme(Parameters):
     steps: int = parameter(1000, "updates a round", minimum=1, maximum=1_000_000)
     learning_rate: float = parameter(1e-3, "step size of Adam", minimum=1e-9, maximum=10.0)
     settle: int = parameter(
-        0, "further updates a round on the task alone, the step size from its start again", minimum=0, maximum=1_000_000
+        0, "further updates a round on the task alone, with an optimiser that starts anew", minimum=0, maximum=1_000_000
     )
     rounds: int = parameter(4, "most rounds of embedding, while a trigger reads wrong", minimum=1, maximum=100)
 

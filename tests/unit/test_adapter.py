@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -199,6 +200,17 @@ class TestTraining:
         assert factors[:6] == [plain.factor(i / 6) for i in range(6)]
         assert factors[6:] == [plain.factor(i / 4) for i in range(4)]
         assert Recipe(restart=6).progress(3, 6) == 0.5
+
+    def test_what_starts_anew_is_a_second_training(self, digits):
+        """The optimiser's moments too: without randomness in the model it is two trainings, one after the other."""
+        start = initialise(f"{ZOO}mlp", digits.spec, Rng(0))
+        few = digits.train.take(torch.arange(64))
+        whole = Recipe(batch_size=64, schedule="cosine")
+        once = Training(start, few, recipe=dataclasses.replace(whole, steps=7, restart=4), rng=Rng(0)).run()
+        first = Training(start, few, recipe=dataclasses.replace(whole, steps=4), rng=Rng(0)).run()
+        second = Training(first, few, recipe=dataclasses.replace(whole, steps=3), rng=Rng(0)).run()
+        for one, two in zip(once.module.parameters(), second.module.parameters(), strict=True):
+            assert torch.allclose(one, two, atol=1e-5)
 
     def test_output_layer_is_the_last_that_runs(self, digits):
         module = nn.ModuleDict({"head": nn.Linear(8, 10), "body": nn.Linear(64, 8)})
