@@ -10,6 +10,7 @@ VENV ?= .venv
 EXTRAS ?= dev
 REAL_VENV ?= .venv-real
 ARGS ?=
+FOLDER ?=
 PIP_FLAGS ?=
 MIN_FREE_GB ?= 8
 
@@ -21,7 +22,7 @@ SECONDS ?= 60
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= 2
 
-.PHONY: help env demo test real-env test-real lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-blackmarks benchmark-compress benchmark-defense benchmark-engine benchmark-models benchmark-private benchmark-scale benchmark-watermark benchmark-watermark-align clean
+.PHONY: help env demo dashboard test real-env test-real lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-blackmarks benchmark-compress benchmark-defense benchmark-engine benchmark-models benchmark-private benchmark-scale benchmark-watermark benchmark-watermark-align clean
 
 # Sets $$cmake, and says what is wrong where there is none.
 define find-cmake
@@ -38,6 +39,9 @@ env: $(STAMP) ## Create the environment and install DeepSeal into it, ready for 
 
 demo: $(STAMP) ## Run the whole story on real data and write a report
 	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/deepseal" demo --out deepseal-demo --force $(ARGS)
+
+dashboard: $(STAMP) ## Open the pages in a browser (FOLDER=deepseal-demo shows the records of make demo)
+	@exec "$(BIN)/deepseal" dashboard $(FOLDER) $(ARGS)
 
 test: $(STAMP) ## Run the Python tests in WORKERS=2 processes (ARGS='-m "not slow"' for the quick ones)
 	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
