@@ -9,6 +9,7 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from deepseal.apps.dashboard.look import plain
 from deepseal.apps.dashboard.settings import BAD, GOOD, PALETTE, PLAIN, UNSURE
 from deepseal.apps.report import words
 
@@ -132,7 +133,7 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> None:
             )
             .properties(height=240)
         )
-        st.markdown(f"**{attack}**: what it costs the thief, and what is left of the mark")
+        st.markdown(f"**{plain(str(attack))}**: what it costs the thief, and what is left of the mark")
         st.altair_chart(chart, width="stretch")
 
 

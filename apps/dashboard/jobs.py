@@ -117,8 +117,9 @@ def start(
         go_on: do the other steps also after one has failed.
 
     Raises:
-        InputError: too many are running.
+        InputError: too many are running, or too much is kept.
     """
+    own.check_room()
     with _lock:
         _check_room(own)
         name = f"{int(time.time() * 1000):013d}-{secrets.token_hex(4)}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ _NETWORKS = {
     "lenet": "LeNet-5",
     "wrn": "wide residual network",
 }
+_MOST_UNPACKED = 2 * 2**30
 _FILE_SAYS = "as the file itself says"
 _TORCHVISION_MODEL = "one of torchvision's"
 
@@ -56,6 +59,7 @@ def upload_data(own: Workspace, key: str) -> None:
     given = st.file_uploader("Data file (.npz)", type=["npz"], key=f"upload-data-{key}", max_upload_size=limit)
     if given is not None and st.button("Use this file", key=f"use-data-{key}"):
         with said(), st.spinner("reading the arrays"):
+            _check_unpacked(given.getvalue(), given.name)
             thing = _kept(own, "data", given.name, given.getvalue())
             try:
                 from deepseal.adapter import load_data
@@ -201,6 +205,22 @@ def _kept(own: Workspace, kind: Kind, name: str, content: bytes, about: dict[str
     if len(content) > settings.current().upload_mib * 2**20:
         raise InputError("a smaller file", found=f"{len(content)} bytes", do="use the command line for it")
     return own.keep(kind, Path(name).stem, content, about)
+
+
+def _check_unpacked(content: bytes, name: str) -> None:
+    """Refuse an archive that grows beyond what this page is for, before anything of it is unpacked.
+
+    Raises:
+        InputError: it does, or it is no archive.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+        raise InputError(f"a .npz file {name}", found="something else", do="save x and y with numpy.savez") from error
+    if size > _MOST_UNPACKED:
+        found, do = f"{size / 2**30:.1f} GiB in {name}", "use the command line for it"
+        raise InputError(f"at most {_MOST_UNPACKED // 2**30} GiB of arrays", found=found, do=do)
 
 
 def _check_model(thing: Thing, arch: str | None, data_word: str | None, own: Workspace) -> None:

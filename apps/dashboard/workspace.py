@@ -24,6 +24,7 @@ Kind = Literal["models", "keys", "data", "monitors", "programs", "inputs"]
 KINDS: tuple[Kind, ...] = ("models", "keys", "data", "monitors", "programs", "inputs")
 _ENDINGS: Mapping[str, str] = {"models": ".safetensors", "keys": ".key", "data": ".npz", "inputs": ".npy"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,59}")
+MOST_BYTES = 8 * 2**30  # of a browser
 _KEPT_SECONDS = 7 * 24 * 3600.0
 
 
@@ -105,8 +106,24 @@ class Workspace:
         taken = {thing.name for thing in self.things(kind)} | {p.stem for p in (self.root / kind).glob("*.json")}
         return next(c for c in [base, *(f"{base} {n}" for n in range(2, 10_000))] if c not in taken)
 
+    def check_room(self, more: int = 0) -> None:
+        """Refuse what would take more than a browser's share of the disk.
+
+        Raises:
+            InputError: there is no room for ``more`` bytes.
+        """
+        used = sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+        if used + more > MOST_BYTES:
+            found, do = f"{(used + more) / 2**30:.1f} GiB", "forget what you do not need (overview, at the end)"
+            raise InputError(f"at most {MOST_BYTES // 2**30} GiB of your things here", found=found, do=do)
+
     def keep(self, kind: Kind, name: str, data: bytes, about: Mapping[str, Any] | None = None) -> Thing:
-        """Put an upload on the shelf, under a name that is free."""
+        """Put an upload on the shelf, under a name that is free.
+
+        Raises:
+            InputError: there is no room for it.
+        """
+        self.check_room(len(data))
         thing = self.place(kind, self.free(kind, name), about)
         write_atomically(thing.path, data, mode=0o600)
         return thing

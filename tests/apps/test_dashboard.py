@@ -276,6 +276,31 @@ class TestWorkspace:
         assert first.name != second.name
         assert {thing.path.read_bytes() for thing in own.things("data")} == {b"1", b"2"}
 
+    def test_a_browser_has_its_share_of_the_disk(self, own: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("deepseal.apps.dashboard.workspace.MOST_BYTES", 2**30)
+        with (own.root / "models" / "large.safetensors").open("wb") as sparse:
+            sparse.truncate(2**30)
+        with pytest.raises(InputError, match="at most 1 GiB"):
+            own.keep("data", "more", b"1")
+        with pytest.raises(InputError, match="at most 1 GiB"):
+            work.start(own, "mark", "work", [])
+
+    def test_an_archive_that_would_grow_is_not_unpacked(self) -> None:
+        import io
+        import zipfile
+
+        from deepseal.apps.dashboard.pick import _check_unpacked
+
+        bomb = io.BytesIO()
+        with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x.npy", "w") as member:
+            for _ in range(260):
+                member.write(bytes(2**23))
+        assert len(bomb.getvalue()) < 2**23
+        with pytest.raises(InputError, match="at most 2 GiB of arrays"):
+            _check_unpacked(bomb.getvalue(), "bomb.npz")
+        with pytest.raises(InputError, match=r"a \.npz file"):
+            _check_unpacked(b"PK\x03\x04", "half.npz")
+
     def test_forgetting_leaves_nothing(self, own: Workspace) -> None:
         own.keep("keys", "key", b"secret")
         own.forget()
