@@ -279,7 +279,7 @@ class TestWorkspace:
     def test_a_browser_has_its_share_of_the_disk(self, own: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("deepseal.apps.dashboard.workspace.MOST_BYTES", 2**30)
         with (own.root / "models" / "large.safetensors").open("wb") as sparse:
-            sparse.truncate(2**30)
+            sparse.truncate(2**30 + 1)
         with pytest.raises(InputError, match="at most 1 GiB"):
             own.keep("data", "more", b"1")
         with pytest.raises(InputError, match="at most 1 GiB"):
@@ -292,7 +292,10 @@ class TestWorkspace:
         from deepseal.apps.dashboard.pick import _check_unpacked
 
         bomb = io.BytesIO()
-        with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x.npy", "w") as member:
+        with (
+            zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive,
+            archive.open("x.npy", "w", force_zip64=True) as member,
+        ):
             for _ in range(260):
                 member.write(bytes(2**23))
         assert len(bomb.getvalue()) < 2**23
