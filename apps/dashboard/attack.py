@@ -220,7 +220,7 @@ def _row(varied: str, attacked: Record, read: Record | None) -> dict[str, Any] |
         "accuracy": words.number(attacked.results.get("accuracy_after")),
         "wrong bits": words.number(read.results.get("bit_error_rate")),
         "wrong": words.wrong_bits(read.results),
-        "p": words.general(read.results.get("p_value")),
+        "p": words.probability(read.results.get("p_value")),
         "verdict": words.verdict(read.results.get("verdict")),
         "seconds": words.seconds(attacked.seconds),
     }

@@ -52,7 +52,8 @@ def _field(row: Mapping[str, Any], key: str) -> Any:
     label = name.replace("_", " ")
     choices = _choices(row)
     if choices:
-        return choose(label, choices, index=choices.index(default) if default in choices else 0, key=key, help=help_)
+        index = choices.index(default) if default in choices else None
+        return choose(label, choices, index=index, key=key, help=help_, placeholder="as usual")
     if row["type"] == "bool":
         return st.toggle(label, value=bool(default), key=key, help=help_)
     if row["type"] == "int":

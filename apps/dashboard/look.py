@@ -41,6 +41,7 @@ HELP = {
     "wrong bits": "Bits that differ from the owner's message. Chance gives half of them wrong.",
 }
 _ICONS = {"done": "✓", "running": "…", "waiting": "·", "failed": "✗", "cancelled": "⊘"}
+_MANY = 6  # steps that are listed without being asked for
 _SAID = {"done": "done", "running": "running", "waiting": "waiting", "failed": "failed", "cancelled": "cancelled"}
 _VERDICTS: dict[str, tuple[Callable[..., Any], str]] = {
     "owned": (st.success, "Owned: this model carries the mark of this key."),
@@ -143,7 +144,11 @@ def _running(own: Workspace, name: str, live: Callable[[Job], None] | None) -> N
         done, total = int(now.progress.get("done", 0)), int(now.progress.get("total", 0))
         title = str(now.progress.get("title", "starting"))
         st.progress(done / total if total else 0.0, text=f"{title}: {done} of {total}" if total else title)
-        _steps(now)
+        if len(now.steps) > _MANY:
+            with st.expander("Steps"):
+                _steps(now)
+        else:
+            _steps(now)
         if st.button("Cancel", key=f"cancel-{name}", help="Ends the work. What is finished is kept."):
             cancel(own, name)
             st.toast("cancelling")
