@@ -92,6 +92,8 @@ def _moved(own: Workspace, chosen: Thing, monitor: Any, found: Record | None) ->
         f"interval of {realised['count']} in {realised['n']}). From this threshold, tests of this size find between "
         f"{words.percent(low)} and {words.percent(high)}, 95 times in 100."
     )
+    if realised["value"] > high:
+        st.warning("That is more than chance explains: the test inputs are not like the ones that were held out.")
     attacked = [] if found is None else [row for row in _rows(found) if isinstance(row.get("scores"), Mapping)]
     for index, chart in enumerate(_charts(clean, float(row["threshold"]), attacked)):
         st.altair_chart(chart, key=f"scores-{index}")
@@ -107,7 +109,9 @@ def _clean(path: str, modified: int, _monitor: Any, _test: Any) -> Any:
 
     from deepseal.defense.evaluation import clean_scores
 
-    return clean_scores(_monitor, _test.take(torch.arange(min(len(_test), _MOST_SCORED))))
+    with tries.alone(path):
+        spread = torch.linspace(0, len(_test) - 1, min(len(_test), _MOST_SCORED)).round().long()
+        return clean_scores(_monitor, _test.take(spread))
 
 
 def _promised(monitor: Any, rate: float) -> bool:

@@ -221,8 +221,8 @@ def _promised(key: str) -> tuple[float, bool]:
         format_func=lambda r: f"{100 * r:g} %", help=HELP["false-positive rate"],
     )  # fmt: skip
     st.caption(
-        f"To promise {100 * rate:g} %, at least {samples_needed(rate, 0.95):,} held-out inputs are needed for the "
-        "threshold alone, a quarter of the held-out ones being used otherwise; with fewer it is refused."
+        f"Promising {100 * rate:g} % takes at least {samples_needed(rate, 0.95):,} held-out inputs for the threshold, "
+        "for which three in four of them are there; with fewer it is refused."
     )
     per_class = st.toggle(
         "Also for each answer by itself", key=f"per-class-{key}",

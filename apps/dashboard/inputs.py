@@ -47,7 +47,7 @@ def choose(own: Workspace, key: str, data: str, shape: tuple[int, ...], bounds: 
         bounds: smallest and largest value of it.
     """
     ways = [*([_PICK] if data else []), *([_DRAW] if can_draw(shape) else []), _UPLOAD]
-    way = st.segmented_control("Input", ways, default=ways[0], key=f"way-{key}", required=True)
+    way = st.segmented_control("Input", ways, default=ways[0], key=f"way-{key}") or ways[0]
     chosen = None
     with look.said(own):
         if way == _PICK:

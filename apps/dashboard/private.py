@@ -17,6 +17,7 @@ from deepseal.apps.dashboard.look import HELP
 from deepseal.apps.dashboard.workspace import Thing, Workspace
 
 KIND, ASK = "private", "private-ask"
+_MOST_QUESTIONS = 20  # that are kept
 TIMEOUT = 20  # seconds that either party waits for the other
 
 
@@ -132,7 +133,7 @@ def _make(own: Workspace) -> None:
         return
     data = pick.data(own, f"private-{model.name}", default=model.said("data"))
     permits = st.segmented_control(
-        "What whoever asks may learn", ["label", "logits"], default="label", required=True, key="permits",
+        "What whoever asks may learn", ["label", "logits"], default="label", key="permits",
         format_func=lambda p: "only the answer" if p == "label" else "how sure it is of each answer",
         help="Whoever learns more of each question can copy the model with fewer of them.",
     )  # fmt: skip
@@ -141,7 +142,7 @@ def _make(own: Workspace) -> None:
     )
     if st.button("Make it ready", key="compile", disabled=not data) and data:
         with look.said(own):
-            compile_(own, model, name, data, permits=str(permits))
+            compile_(own, model, name, data, permits=permits or "label")
             st.rerun()
 
 
@@ -179,6 +180,8 @@ def ask(own: Workspace, chosen: Thing, given: Chosen) -> Job:
     """
     content = io.BytesIO()
     np.save(content, given.x, allow_pickle=False)
+    for old in own.things("inputs")[_MOST_QUESTIONS:]:
+        own.remove(old)
     kept = own.keep("inputs", "question", content.getvalue(), {"said": given.said})
     return again(own, chosen, kept)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,14 @@ def _trial(
 
     x = torch.from_numpy(np.frombuffer(content, dtype=np.float32).reshape(shape).copy())
     method = EVASION.build(name, {**LIGHTER.get(name, {}), **({} if epsilon is None else {"epsilon": epsilon})})
-    return trial(_monitor, x, method, rng=Rng(0).child("dashboard"))
+    with alone(path):
+        return trial(_monitor, x, method, rng=Rng(0).child("dashboard"))
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def alone(path: str) -> threading.Lock:
+    """Held by whoever asks a monitor: two pages of one browser share it, and its model is hooked while it works."""
+    return threading.Lock()
 
 
 def _outcome(found: Any, given: Chosen, name: str) -> None:
