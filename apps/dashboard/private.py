@@ -13,7 +13,6 @@ from deepseal.apps.dashboard.answers import answer
 from deepseal.apps.dashboard.background import ADDRESS
 from deepseal.apps.dashboard.inputs import Chosen, choose, shown
 from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
-from deepseal.apps.dashboard.look import HELP
 from deepseal.apps.dashboard.workspace import Thing, Workspace
 
 KIND, ASK = "private", "private-ask"
@@ -211,9 +210,9 @@ def _newest(own: Workspace, chosen: Thing) -> Job | None:
         return newest
     ended = str(newest.steps[0].get("error") or "")
     if ended:
-        st.warning(f"{look.plain(ended)}. Nothing was learned of your input.")
+        st.warning(f"{look.plain(ended[0].upper() + ended[1:])}. Nothing was learned of your input.")
     kept = own.thing("inputs", str(newest.about.get("input", "")))
-    if kept is not None and st.button("Try again", key="ask-again", help=HELP["semi-honest"]):
+    if kept is not None and st.button("Try again", key="ask-again", help="Two new processes, the same input."):
         with look.said(own):
             again(own, chosen, kept)
             st.rerun()
