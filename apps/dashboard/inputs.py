@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import html
+import io
 from typing import Any
 
 import numpy as np
 import streamlit as st
 from numpy.typing import NDArray
+from PIL import Image
 
 from deepseal.apps.dashboard import look, settings
 from deepseal.apps.dashboard.draw import can_draw, pad
@@ -90,9 +94,21 @@ def shown(x: NDArray[np.float32], bounds: tuple[float, float], caption: str) -> 
     """The input as a picture, or in words where it is none."""
     found = picture(x, bounds)
     if found is not None:
-        st.image(found, caption=caption, width=SIDE, output_format="PNG")
+        show_picture(found, caption)
     else:
         st.markdown(f"{look.plain(caption)}: {x.size} values, which are no picture")
+
+
+def show_picture(picture: Picture, caption: str) -> None:
+    """A picture with its caption, which is also what is read out instead of it."""
+    content = io.BytesIO()
+    Image.fromarray(picture).save(content, "PNG")
+    source, words = base64.b64encode(content.getvalue()).decode(), html.escape(caption, quote=True)
+    st.html(
+        f'<figure style="margin: 0 0 1rem; max-width: {SIDE}px">'
+        f'<img src="data:image/png;base64,{source}" alt="{words}" style="width: 100%; border-radius: 0.5rem">'
+        f'<figcaption style="font-size: 0.875rem; text-align: center">{words}</figcaption></figure>'
+    )
 
 
 def _picked(own: Workspace, key: str, data: str, shape: tuple[int, ...]) -> Chosen:
@@ -130,8 +146,6 @@ def array(content: bytes, name: str, shape: tuple[int, ...], bounds: tuple[float
     Raises:
         InputError: something else, another shape, or values outside the bounds.
     """
-    import io
-
     from deepseal.errors import understood
 
     with understood(f"an input in {name}", "save it with numpy.save"):

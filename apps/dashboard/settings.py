@@ -17,6 +17,7 @@ GOOD, BAD, UNSURE, PLAIN = "#0072B2", "#D55E00", "#E69F00", "#6B7280"
 THEME: dict[str, Any] = {
     "theme.light.primaryColor": "#005A8C",
     "theme.light.linkColor": "#005A8C",
+    "theme.light.textColor": "#141414",  # captions are a fainter text, and must still be read
     "theme.dark.primaryColor": "#56B4E9",
     "theme.dark.linkColor": "#7CC4EE",
     "theme.chartCategoricalColors": list(PALETTE[:6]),

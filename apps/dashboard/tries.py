@@ -11,7 +11,7 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from deepseal.apps.dashboard import forms, look
-from deepseal.apps.dashboard.inputs import SIDE, Chosen, choose, difference, shown
+from deepseal.apps.dashboard.inputs import Chosen, choose, difference, show_picture, shown
 from deepseal.apps.dashboard.look import HELP
 from deepseal.apps.dashboard.settings import PALETTE
 from deepseal.apps.dashboard.workspace import Thing, Workspace
@@ -151,12 +151,10 @@ def _pictures(found: Any, bounds: tuple[float, float]) -> None:
     with third:
         change = difference(x, changed, found.largest)
         if change is not None:
-            st.image(
+            show_picture(
                 change,
-                width=SIDE,
-                output_format="PNG",
-                caption=f"the difference: {found.moved} of {x.size} values changed, by at most {found.largest:.3g}; "
-                "blue is brighter, orange darker, strongest at that most",
+                f"the difference: {found.moved} of {x.size} values changed, by at most {found.largest:.3g}; blue is "
+                "brighter, orange darker, strongest at that most",
             )
 
 

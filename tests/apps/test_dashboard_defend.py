@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard's extra is not installed")
 
 from pages import ended, fresh, page, said
+from streamlit.testing.v1 import AppTest
 
 from deepseal.adapter import load_data
 from deepseal.apps.dashboard import alarm, defend, draw, inputs, tries
@@ -229,3 +230,18 @@ def test_pictures() -> None:
     assert inputs.picture(np.zeros(617, np.float32), BOUNDS) is None
     change = inputs.difference(x, np.zeros_like(x), 1.0)
     assert change is not None and tuple(change[0, 0]) == (230, 159, 0) and tuple(change[-1, -1]) == (60, 60, 60)
+
+
+def test_foreign_words_beside_a_picture_are_only_words() -> None:
+    def script() -> None:
+        import numpy as np
+
+        from deepseal.apps.dashboard.inputs import shown
+
+        shown(np.zeros((1, 8, 8), np.float32), (0.0, 1.0), 'the file "><script>alert(1)</script>.npy')
+
+    shown = AppTest.from_function(script).run()
+    assert not shown.exception
+    (body,) = [element.proto.body for element in shown.get("html")]
+    assert "<script" not in body and body.count("&lt;script&gt;") == 2
+    assert 'alt="the file &quot;&gt;&lt;script' in body
