@@ -192,7 +192,8 @@ def again(own: Workspace, chosen: Thing, kept: Thing) -> Job:
         InputError: too much is running.
     """
     program, wait = pick.word(chosen), ("--timeout", str(TIMEOUT))
-    serve = ("private", "serve", program, "--listen", "127.0.0.1:0", "--accept-public", *wait)
+    once = ("--most-clients", "1", "--most-samples", "1")  # whatever else runs on this machine could ask, too
+    serve = ("private", "serve", program, "--listen", "127.0.0.1:0", "--accept-public", *once, *wait)
     query = ("private", "query", f"{program}/public", "--connect", ADDRESS, "--input", pick.word(kept), *wait)
     steps = [
         Step("the owner's process: serve the model", serve, own.record_word("private.serve"), serves=True),
