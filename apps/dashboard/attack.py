@@ -39,7 +39,7 @@ def show(own: Workspace) -> None:
     )
     what = st.segmented_control(
         "What would you like to do?", ["Attack a marked model", "Look at a comparison"], key="attack-what",
-        default="Attack a marked model",
+        default="Attack a marked model", required=True,
     )  # fmt: skip
     if what == "Look at a comparison":
         matrix.show(own)

@@ -36,7 +36,11 @@ def show(own: Workspace) -> None:
         "again, in a stolen copy too, and can say how improbable it is that it is there by chance.",
     )
     what = st.segmented_control(
-        "What would you like to do?", ["Mark my model", "Verify a suspect"], default="Mark my model", key="what"
+        "What would you like to do?",
+        ["Mark my model", "Verify a suspect"],
+        default="Mark my model",
+        required=True,
+        key="what",
     )
     if what == "Verify a suspect":
         suspect(own)
@@ -54,7 +58,7 @@ def _model(own: Workspace) -> tuple[Thing, str] | None:
         source = st.segmented_control(
             "Where is it?", ["On my shelf", "Train a small one", "Upload"],
             key=f"mark-source-{len(own.things('models'))}",  # what has arrived is looked at
-            default="On my shelf" if own.things("models") else "Train a small one",
+            default="On my shelf" if own.things("models") else "Train a small one", required=True,
         )  # fmt: skip
         if source == "Upload":
             pick.upload_model(own, "mark", pick.data(own, "mark-upload"))

@@ -29,7 +29,9 @@ def suspect(own: Workspace) -> None:
 def _suspect(own: Workspace) -> tuple[str, ...] | None:
     """The options that name the suspect."""
     with look.card("1. The suspect"):
-        source = st.segmented_control("Where is it?", [_SHELF, _UPLOAD, _SERVER], default=_SHELF, key="suspect-source")
+        source = st.segmented_control(
+            "Where is it?", [_SHELF, _UPLOAD, _SERVER], default=_SHELF, required=True, key="suspect-source"
+        )
         if source == _UPLOAD:
             pick.upload_model(own, "suspect")
             return None
