@@ -24,7 +24,7 @@ except ImportError as error:
     raise InputError("the package streamlit (1.58 or newer) for the dashboard", found=found, do=do) from error
 
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -129,20 +129,27 @@ def _announce(url: str, browser: bool, ready: Callable[[str], None]) -> None:
 class _Browser:
     """Gives a browser a random name, in a cookie that its scripts cannot read and that no other site makes it send.
 
-    A request meant for another host than ``hosts`` is refused (none: whatever host). Answers also say what a page of
-    ours never needs: to be framed, sniffed or referred to.
+    A request meant for another host than ``hosts`` is refused (none: whatever host), and so is one from a page of
+    another origin, also of another port of this machine, that would change something or listen. Answers also say what
+    a page of ours never needs: to be framed, sniffed or referred to.
     """
 
     def __init__(self, app: Any, hosts: Sequence[str]) -> None:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        host = Request(scope).url.hostname
-        if self._hosts and host not in self._hosts:
-            await PlainTextResponse("expected a request to this machine; found another host", 403)(scope, receive, send)
+        found = self._foreign(HTTPConnection(scope), reads=scope.get("method") in ("GET", "HEAD", "OPTIONS"))
+        if found and scope["type"] == "http":
+            await PlainTextResponse(f"expected a request to this machine; found {found}", 403)(scope, receive, send)
+            return
+        if found:
+            await send({"type": "websocket.close", "code": 1008, "reason": found})
+            return
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
             return
         given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie"), "")
 
@@ -152,6 +159,15 @@ class _Browser:
             await send(message)
 
         await self._app(scope, receive, answered)
+
+    def _foreign(self, asked: HTTPConnection, *, reads: bool) -> str:
+        """What is foreign in a request; empty for nothing."""
+        if self._hosts and asked.url.hostname not in self._hosts:
+            return "another host"
+        origin = asked.headers.get("origin")
+        if origin is None or reads or origin.partition("://")[2] == asked.headers.get("host"):
+            return ""
+        return "a page of another origin"
 
 
 def _headers(cookies: str) -> list[tuple[bytes, bytes]]:
