@@ -56,8 +56,12 @@ def _private() -> None:
     show(workspace())
 
 
+# Streamlit writes in white on the light blue that the dark theme has for buttons.
+_STYLE = "<style>[data-testid^=stBaseButton-primary] { color: light-dark(#ffffff, #101214); }</style>"
+
 st.set_page_config(page_title="DeepSeal", page_icon="🛡️", layout="wide")
 _begin()
+st.html(_STYLE)
 st.navigation(
     [
         st.Page(_overview, title="Overview", icon=":material/list_alt:", url_path="overview", default=True),

@@ -60,7 +60,7 @@ def heading(title: str, lead: str) -> None:
 def card(title: str) -> Iterator[None]:
     """A frame with a heading."""
     with st.container(border=True):
-        st.subheader(title, anchor=False)
+        st.header(title, anchor=False)
         yield
 
 

@@ -15,6 +15,8 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F
 GOOD, BAD, UNSURE, PLAIN = "#0072B2", "#D55E00", "#E69F00", "#6B7280"
 
 THEME: dict[str, Any] = {
+    "theme.headingFontSizes": ["2.5rem", "1.75rem", "1.5rem"],
+    "theme.light.textColor": "#101214",  # captions are shown at 60 % of it, and still have contrast
     "theme.light.primaryColor": "#005A8C",
     "theme.light.linkColor": "#005A8C",
     "theme.light.textColor": "#141414",  # captions are a fainter text, and must still be read

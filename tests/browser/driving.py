@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,13 @@ RECORDS = ROOT / "tests" / "data" / "records"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 AXE = Path(os.environ.get("DEEPSEAL_AXE", ROOT / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"))
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-PAGES = {"overview": "What was done, and what it showed", "mark": "Mark and verify", "attack": "Attack"}
+PAGES = {
+    "overview": "What was done, and what it showed",
+    "mark": "Mark and verify",
+    "attack": "Attack",
+    "defend": "Watch a deployed model",
+    "private": "Ask without showing",
+}
 START_SECONDS = 60.0
 FLAGS = [
     "--no-sandbox",
@@ -169,3 +176,30 @@ def tab_to(page: Page, name: str, *, role: str | None = None, most: int = 80) ->
         if found.strip() == name and role in (None, kind):
             return
     raise AssertionError(f"{most} presses of Tab did not reach {name!r}")
+
+
+# Of Streamlit's own widgets: (rule, the part of the page that it holds for, why).
+EXCEPTIONS: tuple[tuple[str, str, str], ...] = ()
+SERIOUS = ("serious", "critical")
+
+
+def violations(page: Page) -> list[tuple[str, str, str]]:
+    """(rule, selector, element) of what axe-core finds serious or critical, but for the exceptions."""
+    if not AXE.is_file():
+        return []  # test_accessibility.py says so
+    page.evaluate(AXE.read_text())
+    found: dict[str, Any] = page.evaluate(
+        "async () => await axe.run(document, {resultTypes: ['violations'], iframes: true})"
+    )
+    bad = []
+    for rule in found["violations"]:
+        if rule["impact"] not in SERIOUS:
+            continue
+        for node in rule["nodes"]:
+            excused = any(
+                rule["id"] == name and page.locator(where).and_(page.locator(str(node["target"][0]))).count()
+                for name, where, _ in EXCEPTIONS
+            )
+            if not excused:
+                bad.append((rule["id"], str(node["target"][0]), node["html"][:200]))
+    return bad

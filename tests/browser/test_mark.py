@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from driving import Dashboard, alive, choose, opened, settled, shot
+from driving import Dashboard, alive, choose, opened, settled, shot, violations
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 PASSPHRASE = "correct-horse-battery-staple-7319"
@@ -111,10 +111,12 @@ def test_a_model_is_marked_while_one_watches_and_reloads(owner: BrowserContext, 
     expect(page.get_by_role("heading", name="What the copy has learned")).to_be_visible(timeout=WORK_MS)
     expect(work(page)).to_contain_text("Marking mine", timeout=WORK_MS)
     shot(page, "mark-running")
+    assert not violations(page)
     expect(work(page)).to_contain_text("Marking mine: done", timeout=WORK_MS)
     expect(page.get_by_text("Owned: this model carries the mark of this key.")).to_be_visible()
     settled(page)
     shot(page, "mark")
+    assert not violations(page)
     weights = taken(page, "Download the marked model")
     assert int.from_bytes(weights.read_bytes()[:8], "little") < weights.stat().st_size
     key = taken(page, "Download the key (encrypted)")
@@ -138,6 +140,7 @@ def test_a_marked_model_is_verified(owner: BrowserContext, dashboard: Dashboard)
     expect(page.get_by_text("Owned: this model carries the mark of this key.")).to_be_visible()
     settled(page)
     shot(page, "verify")
+    assert not violations(page)
     secrets_left(page, dashboard)
 
 
