@@ -19,7 +19,6 @@ THEME: dict[str, Any] = {
     "theme.light.textColor": "#101214",  # captions are shown at 60 % of it, and still have contrast
     "theme.light.primaryColor": "#005A8C",
     "theme.light.linkColor": "#005A8C",
-    "theme.light.textColor": "#141414",  # captions are a fainter text, and must still be read
     "theme.dark.primaryColor": "#56B4E9",
     "theme.dark.linkColor": "#7CC4EE",
     "theme.chartCategoricalColors": list(PALETTE[:6]),
