@@ -55,7 +55,7 @@ def try_one(own: Workspace, chosen: Thing, monitor: Any) -> None:
             name = forms.choose("Attack", attacks(), format_func=title, key="attack", help=HELP["attack"])
             epsilon = None
             if name is not None and has_strength(name):
-                epsilon = st.slider("Strength ε", 0.0, 0.5, 0.15, 0.01, key="epsilon", help=HELP["epsilon"])
+                epsilon = st.slider("Strength ε", 0.0, 0.5, 0.15, 0.01, key="epsilon", help=_strength(spec.bounds))
             else:
                 st.caption("This attack has no strength to set: it looks for the smallest change that it needs.")
         if given is None or name is None:
@@ -68,6 +68,11 @@ def try_one(own: Workspace, chosen: Thing, monitor: Any) -> None:
             _outcome(found, given, name)
             _pictures(found, spec.bounds)
             _numbers(found)
+
+
+def _strength(bounds: tuple[float, float]) -> str:
+    low, high = bounds
+    return f"The most that each value may change, as a share of the range of the values, here from {low:g} to {high:g}."
 
 
 def attacks() -> list[str]:
@@ -150,12 +155,11 @@ def _pictures(found: Any, bounds: tuple[float, float]) -> None:
         shown(changed, bounds, f"after the attack: the model answers {found.after.predicted}")
     with third:
         change = difference(x, changed, found.largest)
-        if change is not None:
-            show_picture(
-                change,
-                f"the difference: {found.moved} of {x.size} values changed, by at most {found.largest:.3g}; blue is "
-                "brighter, orange darker, strongest at that most",
-            )
+        moved = f"the difference: {found.moved} of {x.size} values changed, by at most {found.largest:.3g}"
+        if change is None:
+            st.markdown(moved)
+        else:
+            show_picture(change, f"{moved}; blue is brighter, orange darker, strongest at that most")
 
 
 def _numbers(found: Any) -> None:
