@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
 import threading
@@ -30,6 +31,7 @@ from starlette.responses import PlainTextResponse
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SCRIPT = Path(__file__).with_name("app.py")
 _READY_SECONDS = 60.0
+_NAME = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def launch(
@@ -151,11 +153,12 @@ class _Browser:
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return
-        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie"), "")
+        given = HTTPConnection(scope).cookies.get(settings.COOKIE, "")
+        begins = str(scope["path"]).endswith("/_stcore/health")  # asked once a page
 
         async def answered(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *_headers(given)]}
+                message = {**message, "headers": [*message["headers"], *_headers(given, begins)]}
             await send(message)
 
         await self._app(scope, receive, answered)
@@ -170,16 +173,19 @@ class _Browser:
         return "a page of another origin"
 
 
-def _headers(cookies: str) -> list[tuple[bytes, bytes]]:
+def _headers(name: str, begins: bool) -> list[tuple[bytes, bytes]]:
+    """What every answer carries; a new name where there is none, and the old one for longer when a page begins."""
     found = [
         (b"x-content-type-options", b"nosniff"),
         (b"x-frame-options", b"SAMEORIGIN"),
         (b"referrer-policy", b"no-referrer"),
     ]
-    if settings.COOKIE not in cookies:
+    known = _NAME.fullmatch(name) is not None
+    if begins or not known:
         cookie: SimpleCookie = SimpleCookie()
-        cookie[settings.COOKIE] = secrets.token_urlsafe(32)
-        for name, value in (("path", "/"), ("httponly", True), ("samesite", "Strict")):
-            cookie[settings.COOKIE][name] = value
+        cookie[settings.COOKIE] = name if known else secrets.token_urlsafe(32)
+        about = {"path": "/", "httponly": True, "samesite": "Strict", "max-age": settings.KEPT_SECONDS}
+        for attribute, value in about.items():
+            cookie[settings.COOKIE][attribute] = value
         found.append((b"set-cookie", cookie[settings.COOKIE].OutputString().encode("latin-1")))
     return found

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 COOKIE = "deepseal_browser"
+KEPT_SECONDS = 7 * 24 * 3600  # after the last visit
 _VARIABLE = "DEEPSEAL_DASHBOARD"
 
 # Okabe and Ito's palette (2008), told apart with every common colour blindness.

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import streamlit as st
 
-from deepseal.apps.dashboard.settings import COOKIE
+from deepseal.apps.dashboard.settings import COOKIE, KEPT_SECONDS
 from deepseal.errors import InputError
 from deepseal.files import write_atomically
 
@@ -25,7 +25,6 @@ KINDS: tuple[Kind, ...] = ("models", "keys", "data", "monitors", "programs", "in
 _ENDINGS: Mapping[str, str] = {"models": ".safetensors", "keys": ".key", "data": ".npz", "inputs": ".npy"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,59}")
 MOST_BYTES = 8 * 2**30  # of a browser
-_KEPT_SECONDS = 7 * 24 * 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +172,7 @@ def sweep() -> None:
     with contextlib.suppress(OSError):
         for folder in list(_root().iterdir()):
             used = folder / ".used"
-            if (used if used.exists() else folder).stat().st_mtime < time.time() - _KEPT_SECONDS:
+            if (used if used.exists() else folder).stat().st_mtime < time.time() - KEPT_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -317,6 +318,49 @@ class TestWorkspace:
         )
         names = [AppTest.from_string(script).run().markdown[0].value for _ in range(2)]
         assert names[0] != names[1] and all(len(name) == 32 for name in names)
+
+
+class TestCookie:
+    def cookie(self, path: str, given: str = "") -> str:
+        """What the middleware sets, around an application that answers nothing."""
+        from deepseal.apps.dashboard.launch import _Browser
+
+        sent: list[dict[str, object]] = []
+
+        async def app(scope: object, receive: object, send: Callable[[dict[str, object]], Awaitable[None]]) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def send(message: dict[str, object]) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"127.0.0.1:8501"), *([(b"cookie", given.encode())] if given else [])]
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "headers": headers,
+            "query_string": b"",
+            "scheme": "http",
+        }
+        asyncio.run(_Browser(app, hosts=("127.0.0.1",))(scope, None, send))
+        assert sent[0]["status"] == 200
+        return dict(sent[0]["headers"]).get(b"set-cookie", b"").decode()  # type: ignore[call-overload, no-any-return]
+
+    def test_a_browser_without_a_name_gets_one_that_only_we_can_read(self) -> None:
+        first, second = self.cookie("/"), self.cookie("/")
+        assert first != second
+        for attribute in ("HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=604800"):
+            assert attribute in first
+
+    def test_a_visit_keeps_the_name_and_makes_it_last(self) -> None:
+        name = self.cookie("/").partition(";")[0]
+        assert self.cookie("/static/x.js", name) == ""
+        assert self.cookie("/_stcore/health", name).startswith(f"{name};")
+
+    @pytest.mark.parametrize("given", ["deepseal_browser=short", "deepseal_browser=" + "a" * 44, "other=1"])
+    def test_what_is_no_name_of_ours_is_replaced(self, given: str) -> None:
+        assert self.cookie("/", given).startswith("deepseal_browser=")
+        assert given not in self.cookie("/", given)
 
 
 class TestOverview:
