@@ -22,7 +22,7 @@ try:
     from streamlit.starlette import App
 except ImportError as error:
     found, do = "none, or an older one", "install it: pip install 'deepseal[dashboard]'"
-    raise InputError("the package streamlit (1.58 or newer) for the dashboard", found=found, do=do) from error
+    raise InputError("the package streamlit (1.67 or newer) for the dashboard", found=found, do=do) from error
 
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection
