@@ -40,7 +40,9 @@ class Entry:
     def verdict(self) -> str:
         """The verdict or, where there is none, how the run ended."""
         found = self.record.results.get("verdict")
-        return words.verdict(found) if isinstance(found, str) and self.record.status == "ok" else self.record.status
+        if self.record.status != "ok":
+            return self.record.status
+        return words.verdict(found) if isinstance(found, str) else "done"
 
     @property
     def sentence(self) -> str:
