@@ -95,10 +95,7 @@ def begin(own: Workspace) -> Job:
     Raises:
         InputError: too much is running.
     """
-    arch = "deepseal.adapter.zoo:mlp"
-    model = own.place("models", own.free("models", "digits"), {"data": "digits"})
-    train = ("model", "train", "--data", "digits", "--arch", arch, "--epochs", "10", "--out", pick.word(model))
-    first = Step("train a small model on the digits", train, own.record_word("model.train"))
+    model, first = pick.small_model(own)
     return fit(own, model, own.free("monitors", "digits"), "digits", ["fast"], rate=0.05, before=(first,))
 
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from deepseal.apps.dashboard.workspace import Workspace
+from deepseal.apps.dashboard.workspace import Workspace, read_object
 from deepseal.errors import InputError
 from deepseal.files import write_atomically
 
@@ -167,12 +167,12 @@ def jobs(own: Workspace, kind: str | None = None) -> list[Job]:
 def job(own: Workspace, name: str) -> Job | None:
     """One job of a browser."""
     folder = own.jobs / name
-    plan = _object(folder / "job.json")
+    plan = read_object(folder / "job.json")
     if not plan:
         return None
     child = _children.get(name)
     gone = child is None or child[0].poll() is not None  # asked first: what it wrote before its end is then complete
-    status = _object(folder / "status.json")
+    status = read_object(folder / "status.json")
     state: State = status.get("state", "running")
     told = status.get("steps", [])
     steps = [{"state": "waiting", **step, **(told[i] if i < len(told) else {})} for i, step in enumerate(plan["steps"])]
@@ -228,14 +228,6 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
     if process.poll() is None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, number)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 import streamlit as st
 
 from deepseal.apps.dashboard import forms, settings
+from deepseal.apps.dashboard.jobs import Step
 from deepseal.apps.dashboard.look import HELP, said
 from deepseal.apps.dashboard.workspace import Kind, Thing, Workspace
 from deepseal.errors import InputError
@@ -140,6 +141,14 @@ def arch_words(thing: Thing) -> list[str]:
     """The option that a command needs to read this model's file."""
     arch = thing.said("arch")
     return ["--arch", arch] if arch else []
+
+
+def small_model(own: Workspace) -> tuple[Thing, Step]:
+    """What newcomers begin with: a place on the shelf, and the command that trains a small network on the digits."""
+    made = own.place("models", own.free("models", "digits"), {"data": "digits"})
+    words = ("model", "train", "--data", "digits", "--arch", "deepseal.adapter.zoo:mlp", "--epochs", "10")
+    out = own.record_word("model.train")
+    return made, Step("train a small model on the digits", (*words, "--out", word(made)), out)
 
 
 def word(thing: Thing) -> str:

@@ -93,11 +93,7 @@ def begin(own: Workspace) -> Job:
     Raises:
         InputError: too much is running.
     """
-    model = own.place("models", own.free("models", "digits"), {"data": "digits"})
-    words = ("model", "train", "--data", "digits", "--arch", "deepseal.adapter.zoo:mlp", "--epochs", "10")
-    train = Step(
-        "train a small model on the digits", (*words, "--out", pick.word(model)), own.record_word("model.train")
-    )
+    model, train = pick.small_model(own)
     return compile_(own, model, own.free("programs", "digits"), "digits", before=(train,))
 
 

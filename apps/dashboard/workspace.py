@@ -76,7 +76,7 @@ class Workspace:
                 continue
             name = path.name.removesuffix(_ENDINGS.get(kind, ""))
             with contextlib.suppress(OSError):
-                found.append((path.stat().st_mtime, Thing(kind, name, path, _read(self._about(kind, name)))))
+                found.append((path.stat().st_mtime, Thing(kind, name, path, read_object(self._about(kind, name)))))
         return [thing for _, thing in sorted(found, key=lambda pair: (-pair[0], pair[1].name))]
 
     def thing(self, kind: Kind, name: str | None) -> Thing | None:
@@ -189,7 +189,8 @@ def _whole(path: Path) -> bool:
     return not path.is_dir() or any(not child.name.startswith(".") for child in path.iterdir())
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A file of one JSON object; an empty one of anything else."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard's extra is not installed")
 
+from pages import SECONDS, ended, page
 from streamlit.testing.v1 import AppTest
 
 from deepseal.apps.dashboard import jobs as work
@@ -30,7 +31,6 @@ from deepseal.record import Run, read_record, read_text
 
 RECORDS = Path(__file__).parents[1] / "data" / "records"
 PASSPHRASE = "correct horse battery staple"
-SECONDS = 120.0
 
 
 @pytest.fixture(autouse=True)
@@ -45,30 +45,6 @@ def own(tmp_path: Path) -> Iterator[Workspace]:
     mine = Workspace(tmp_path / "mine")
     yield mine
     work.cancel_all(mine)
-
-
-def ended(own: Workspace, name: str) -> work.Job:
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        found = work.job(own, name)
-        assert found is not None
-        if not found.running:
-            return found
-        time.sleep(0.1)
-    raise AssertionError("the work did not end")
-
-
-def page(function: Callable[[Workspace], None], own: Workspace) -> AppTest:
-    def script(module: str, name: str, root: str) -> None:
-        import importlib
-        from pathlib import Path
-
-        from deepseal.apps.dashboard.workspace import Workspace
-
-        getattr(importlib.import_module(module), name)(Workspace(Path(root)))
-
-    given = (function.__module__, function.__name__, str(own.root))
-    return AppTest.from_function(script, args=given, default_timeout=60).run()
 
 
 @pytest.fixture(scope="module")
