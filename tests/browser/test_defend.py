@@ -24,10 +24,11 @@ def test_a_newcomer_gets_a_monitor_and_sees_an_attack(
     shot(page, "defend")
     assert not violations(page)
     strength = page.get_by_role("slider", name="Strength ε").first
-    before = float(strength.get_attribute("aria-valuenow") or "nan")
+    read = "e => Number(e.getAttribute('aria-valuenow') ?? e.value)"
+    before = strength.evaluate(read)
     for _ in range(5):
         strength.press("ArrowRight")
     settled(page)
-    assert float(strength.get_attribute("aria-valuenow") or "nan") > before
+    assert strength.evaluate(read) > before
     choose(page, "Attack", "harmless noise")
     expect(page.get_by_text("Nothing happened.")).to_be_visible(timeout=WORK_MS)
