@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -132,6 +133,8 @@ def main() -> None:
         interaction_seconds={name: spread([act[name] for act in acts]) for name in acts[0]},
         large_comparison_seconds=spread(matrices),
     )
+    run.params["load_average"] = [round(load, 2) for load in os.getloadavg()]
+    run.params["cores"] = len(os.sched_getaffinity(0))
     record = run.record()
     record.write(Path(__file__).with_name("dashboard.json"), force=True)
     print(json.dumps(record.results, indent=2))
