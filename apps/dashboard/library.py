@@ -96,7 +96,7 @@ def _files(root: Path, deep: int) -> Iterator[Path]:
                 yield path
 
 
-@st.cache_data(max_entries=10_000, show_spinner=False)
+@st.cache_resource(max_entries=10_000, show_spinner=False)  # shared, not copied: records are frozen
 def _record(path: str, modified: int, size: int) -> Record | None:
     """The record of a file, if it is one; read again when the file changes."""
     with contextlib.suppress(InputError):

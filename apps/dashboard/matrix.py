@@ -70,7 +70,7 @@ def _pair(pair: Mapping[str, Any]) -> None:
         st.info(f"None of the {len(attacks)} attacks contains this.")
         return
     charts.shares(kept)
-    with st.expander("The same as a table"):
+    if st.toggle("The same as a table", key="matrix-table"):
         st.dataframe(
             {name: [row[name] for row in kept[:_ROWS]] for name in ("attack", "scheme", "says")}, hide_index=True
         )

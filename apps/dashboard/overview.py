@@ -101,9 +101,10 @@ def take_away(chosen: Sequence[Entry], key: str) -> None:
     """Buttons that download records as JSON, and as one page or PDF."""
     name = chosen[0].record.kind.replace(".", "-") if len(chosen) == 1 else "records"
     json_, html, pdf = st.columns(3)
-    text = chosen[0].record.to_json() if len(chosen) == 1 else _several(chosen)
-    json_.download_button("JSON", text, f"{name}.json", "application/json", key=f"json-{key}", on_click="ignore")
     with look.said():
+        json_.download_button(
+            "JSON", lambda: _json(chosen), f"{name}.json", "application/json", key=f"json-{key}", on_click="ignore"
+        )
         html.download_button(
             "HTML", lambda: _page(chosen), f"{name}.html", "text/html", key=f"html-{key}", on_click="ignore"
         )
@@ -112,7 +113,9 @@ def take_away(chosen: Sequence[Entry], key: str) -> None:
         )
 
 
-def _several(chosen: Sequence[Entry]) -> str:
+def _json(chosen: Sequence[Entry]) -> str:
+    if len(chosen) == 1:
+        return chosen[0].record.to_json()
     return "[\n" + ",\n".join(entry.record.to_json() for entry in chosen) + "\n]"
 
 
