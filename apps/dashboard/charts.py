@@ -10,13 +10,11 @@ import pandas as pd
 import streamlit as st
 
 from deepseal.apps.dashboard.look import plain
-from deepseal.apps.dashboard.settings import BAD, GOOD, PALETTE, PLAIN, UNSURE
+from deepseal.apps.dashboard.settings import BAD, GOOD, PALETTE, PLAIN, SHARES, UNSURE
 from deepseal.apps.report import words
 
 _VERDICT_COLOURS = {"owned": GOOD, "could not decide": UNSURE, "not owned": BAD, "failed": PLAIN}
 _VERDICT_SIGNS = {"owned": "●", "could not decide": "?", "not owned": "✗", "failed": "–"}
-# From light to dark, readable without colour (cividis, Nuñez et al., 2018).
-_SHARES = ("#FDEA45", "#C8B866", "#8E8978", "#575C6D", "#00224E")
 
 
 def margins(values: Sequence[float], wrong: int, bits: int) -> None:
@@ -167,7 +165,7 @@ def shares(rows: Sequence[Mapping[str, Any]], *, few: int = 400) -> None:
         x=alt.X("scheme:N", title=None, sort=None, axis=alt.Axis(labelAngle=-40, labelLimit=140)),
         y=alt.Y("attack:N", title=None, sort=None, axis=alt.Axis(labelLimit=260)),
     )
-    scale = alt.Scale(domain=[0.0, 1.0], range=list(_SHARES))
+    scale = alt.Scale(domain=[0.0, 1.0], range=list(SHARES))
     chart: alt.Chart | alt.LayerChart = base.mark_rect().encode(
         color=alt.Color("share:Q", scale=scale, legend=alt.Legend(title="still owned", format="%")),
         tooltip=["attack", "scheme", "says"],

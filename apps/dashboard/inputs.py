@@ -99,13 +99,13 @@ def shown(x: NDArray[np.float32], bounds: tuple[float, float], caption: str) -> 
         st.markdown(f"{look.plain(caption)}: {x.size} values, which are no picture")
 
 
-def show_picture(picture: Picture, caption: str) -> None:
+def show_picture(picture: Picture, caption: str, *, width: str = f"{SIDE}px") -> None:
     """A picture with its caption, which is also what is read out instead of it."""
     content = io.BytesIO()
     Image.fromarray(picture).save(content, "PNG")
     source, words = base64.b64encode(content.getvalue()).decode(), html.escape(caption, quote=True)
     st.html(
-        f'<figure style="margin: 0 0 1rem; max-width: {SIDE}px">'
+        f'<figure style="margin: 0 0 1rem; max-width: {width}">'
         f'<img src="data:image/png;base64,{source}" alt="{words}" style="width: 100%; border-radius: 0.5rem">'
         f'<figcaption style="font-size: 0.875rem; text-align: center">{words}</figcaption></figure>'
     )

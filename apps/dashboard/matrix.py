@@ -10,6 +10,7 @@ import streamlit as st
 from deepseal.apps.dashboard import charts, look, settings
 from deepseal.apps.dashboard.forms import choose
 from deepseal.apps.dashboard.library import Entry, entries
+from deepseal.apps.dashboard.mosaic import mosaic
 from deepseal.apps.dashboard.overview import take_away
 from deepseal.apps.dashboard.workspace import Workspace
 from deepseal.apps.report import comparison, words
@@ -17,6 +18,7 @@ from deepseal.errors import understood
 from deepseal.record import Record, read_text
 
 _ROWS = 2_000
+_DRAWN = 1_000  # squares that are drawn one by one
 
 
 def show(own: Workspace) -> None:
@@ -69,7 +71,10 @@ def _pair(pair: Mapping[str, Any]) -> None:
     if not kept:
         st.info(f"None of the {len(attacks)} attacks contains this.")
         return
-    charts.shares(kept)
+    if len(kept) > _DRAWN:
+        mosaic(kept)
+    else:
+        charts.shares(kept)
     if st.toggle("The same as a table", key="matrix-table"):
         st.dataframe(
             {name: [row[name] for row in kept[:_ROWS]] for name in ("attack", "scheme", "says")}, hide_index=True

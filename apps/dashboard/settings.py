@@ -14,6 +14,8 @@ _VARIABLE = "DEEPSEAL_DASHBOARD"
 # Okabe and Ito's palette (2008), told apart with every common colour blindness.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
 GOOD, BAD, UNSURE, PLAIN = "#0072B2", "#D55E00", "#E69F00", "#6B7280"
+# From none to all, from light to dark: readable without colour (cividis, Nuñez et al., 2018).
+SHARES = ("#FDEA45", "#C8B866", "#8E8978", "#575C6D", "#00224E")
 
 THEME: dict[str, Any] = {
     "theme.headingFontSizes": ["2.5rem", "1.75rem", "1.5rem"],

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard's extra is not installed")
@@ -30,6 +31,7 @@ from deepseal.errors import InputError
 from deepseal.record import Run, read_record, read_text
 
 RECORDS = Path(__file__).parents[1] / "data" / "records"
+COMPARED = Path(__file__).parents[2] / "benchmarks" / "watermark-compare" / "mnist-mlp.json"
 PASSPHRASE = "correct horse battery staple"
 
 
@@ -424,3 +426,34 @@ def test_records_of_an_upload_are_checked_like_files() -> None:
         read_text(b"[]", "upload.json")
     content = json.loads((RECORDS / "01-train-base.json").read_text())
     assert read_text(json.dumps(content).encode(), "upload.json").kind == "model.train"
+
+
+class TestMosaic:
+    def test_colours_go_from_light_to_dark_and_what_is_unknown_is_grey(self) -> None:
+        from deepseal.apps.dashboard.mosaic import picture
+
+        drawn = picture(np.array([[0.0, 0.5, 1.0], [np.nan, 0.25, 2.0]]))
+        size = drawn.shape[0] // 2
+        assert drawn.shape == (2 * size, 3 * size, 3) and drawn.dtype == np.uint8
+        squares = drawn[::size, ::size].astype(int)
+        assert squares[0, 0].sum() > squares[1, 1].sum() > squares[0, 1].sum() > squares[0, 2].sum()
+        assert (squares[1, 0] == 205).all() and (squares[1, 2] == squares[0, 2]).all()
+        assert (drawn[:size, :size] == drawn[0, 0]).all()
+
+    def test_a_large_comparison_is_one_picture_and_each_square_can_be_read(self, own: Workspace) -> None:
+        content = json.loads((COMPARED).read_text())
+        pair = content["results"]["pairs"][0]
+        rows = [row for scheme in pair["schemes"] for row in scheme["robustness"] if row["n"]]
+        robust = [{**rows[i % len(rows)], "attack": f"attack {i}"} for i in range(100)]
+        named = [{**pair["schemes"][0], "scheme": f"scheme {i}", "robustness": robust} for i in range(20)]
+        pair["schemes"] = named
+        (own.root / own.record_word("compare")).write_text(json.dumps(content))
+        from deepseal.apps.dashboard.matrix import show
+
+        shown = page(show, own)
+        assert not shown.exception
+        assert any("2000 squares" in element.value for element in shown.get("html"))
+        says = next(m.value for m in shown.markdown if "attack 0" in m.value)
+        assert f"owned {rows[0]['owned']['count']} of {rows[0]['owned']['n']}" in says.replace("\\", "")
+        shown = shown.text_input(key="matrix-find").input("attack 99").run()
+        assert not shown.exception and not any("squares" in element.value for element in shown.get("html"))
