@@ -162,8 +162,8 @@ def shares(rows: Sequence[Mapping[str, Any]], *, few: int = 400) -> None:
     """
     data = pd.DataFrame(rows)
     base = alt.Chart(data).encode(
-        x=alt.X("scheme:N", title=None, sort=None, axis=alt.Axis(labelAngle=-40, labelLimit=140)),
-        y=alt.Y("attack:N", title=None, sort=None, axis=alt.Axis(labelLimit=260)),
+        x=alt.X("scheme:N", title=None, sort=None, axis=alt.Axis(labelAngle=-40, labelLimit=140, labelOverlap=False)),
+        y=alt.Y("attack:N", title=None, sort=None, axis=alt.Axis(labelLimit=260, labelOverlap=False)),
     )
     scale = alt.Scale(domain=[0.0, 1.0], range=list(SHARES))
     chart: alt.Chart | alt.LayerChart = base.mark_rect().encode(
