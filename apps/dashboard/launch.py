@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import secrets
@@ -123,9 +124,16 @@ def _announce(url: str, browser: bool, ready: Callable[[str], None]) -> None:
             time.sleep(0.05)
     else:
         return
+    threading.Thread(target=_preload, daemon=True).start()
     ready(url)
     if browser and (sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         webbrowser.open(url)
+
+
+def _preload() -> None:
+    """What the first page needs, while the browser loads its own part."""
+    for name in ("pandas", "pyarrow", "deepseal.apps.dashboard.overview"):
+        importlib.import_module(name)
 
 
 class _Browser:
