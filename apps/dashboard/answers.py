@@ -27,6 +27,7 @@ _PHASES = {
     "base-ot": "agree on keys, once a session",
     "inputs": "the input enters, hidden, and values come back from the linear layers",
     "tables": "garbled circuits, and weights that are hidden in random numbers",
+    "layers": "all layers together, each of them below",
     "outputs": "open the answer to whoever asked",
 }
 _NETWORKS = {
@@ -129,6 +130,10 @@ def _seen(own: Workspace, asked: Job, record: Record) -> None:
             "- saw nothing of the input or the answer: what came looks like random bits"
         )
     phases = {name: values for name, values in _phases(record).items() if not _LAYER.match(name)}
+    layers = [values for name, values in _phases(record).items() if _LAYER.match(name)]
+    phases["layers"] = {
+        name: sum(values.get(name, 0) for values in layers) for name in ("bytes_sent", "bytes_received", "seconds")
+    }
     st.dataframe(
         {
             "part": [name for name in phases],

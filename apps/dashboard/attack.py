@@ -8,10 +8,11 @@ from typing import Any, cast
 import streamlit as st
 
 from deepseal.apps.dashboard import charts, forms, look, matrix, pick
-from deepseal.apps.dashboard.jobs import Job, Step, start
+from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
 from deepseal.apps.dashboard.workspace import Thing, Workspace
 from deepseal.apps.report import words
 from deepseal.errors import InputError
+from deepseal.parameters import pairs
 from deepseal.record import Record, read_record
 
 KIND = "attack"
@@ -55,7 +56,7 @@ def _marked(own: Workspace) -> tuple[Thing, Thing, str] | None:
         model = pick.model(own, "attack", first=lambda thing: thing.about.get("key"))
         key = pick.owner_key(own, "attack")
         if model is None or key is None:
-            st.info("First make a mark, or upload a marked model and its key, on the page **Mark and verify**.")
+            st.info("First make a mark, or upload a marked model and its key, on the page [Mark and verify](mark).")
             return None
         data = pick.data(own, f"attack-{model.name}", default=model.said("data"))
         return None if data is None else (model, key, data)
@@ -71,14 +72,22 @@ def _attacks(own: Workspace, model: Thing, key: Thing, data: str) -> None:
             help="What a thief may do with a copy of the weights and data of the same kind, without your key.",
         )  # fmt: skip
         plans: list[tuple[str, list[str]]] = []
+        wrong = []
         for name in chosen:
-            with look.said():
+            try:
                 plans += _strengths(name, cast("Any", REMOVAL.get(name)))
+            except InputError as error:
+                wrong.append(error)
+                st.error(look.plain(str(error)))
         with st.form("attack", border=False):
             secret = pick.passphrase("attack") if pick.is_encrypted(key) else None
-            st.caption(f"{len(plans)} attacks, each followed by a verification at a false-positive rate of 1e-9.")
-            if st.form_submit_button("Attack copies of it", type="primary"):
+            many = "1 attack" if len(plans) == 1 else f"{len(plans)} attacks, each"
+            st.caption(f"{many} followed by a verification at a false-positive rate of 1e-9.")
+            busy = any(job.running for job in jobs(own, KIND))
+            if st.form_submit_button("Attack copies of it", type="primary", disabled=busy):
                 with look.said():
+                    if wrong:
+                        raise InputError("strengths that can be used", found="the above", do="correct them first")
                     if not plans:
                         raise InputError("an attack", found="none", do="choose one above")
                     attack(own, model, key, data, plans, secret() if secret else None)
@@ -110,9 +119,13 @@ def _strengths(name: str, attack_: Any) -> list[tuple[str, list[str]]]:
         )  # fmt: skip
         rest = forms.parameters(table, f"attack-{name}", without=[parameter])
     given = [part.strip() for part in text.split(",") if part.strip()]
-    for part in given:
+    if not given:
+        raise InputError(f"a strength of {name}", found="none", do=f"type {parameter}, or take {name} off the list")
+    plans = [(name, ["-p", f"{parameter}={part}", *rest]) for part in given]
+    for (_, words_), part in zip(plans, given, strict=True):
         _check_number(name, parameter, part)
-    return [(name, ["-p", f"{parameter}={part}", *rest]) for part in given]
+        attack_.from_mapping(pairs(words_[1::2]))
+    return plans
 
 
 def _check_number(name: str, parameter: str, text: str) -> None:
@@ -148,7 +161,9 @@ def attack(
         verify = ("watermark", "verify", "--model", pick.word(made), *arch, "--key", pick.word(key), "--null-keys", "0")
         run = (*run, "--out", pick.word(made))
         steps.append(Step(f"{name} {says}", run, own.record_word("attack-run"), tag=varied))
-        check = Step(f"verify after {name} {says}", verify, own.record_word("watermark-verify"), verdict=True)
+        check = Step(
+            f"verify after {name} {says}", verify, own.record_word("watermark-verify"), verdict=True, after=True
+        )
         steps.append(check)
     about = {"model": model.name, "key": key.name}
     return start(own, KIND, f"Attacking {model.name}", steps, passphrase=secret, about=about, go_on=True)
@@ -157,12 +172,13 @@ def attack(
 def _found(own: Workspace, work: Job) -> None:
     """What the attacks that are through have done."""
     records = _records(own, work)
-    rows = [row for varied, attacked, read in records if (row := _row(varied, attacked, read)) is not None]
+    rows = [_row(run, attacked, read) for run, attacked, read in records]
     if not rows:
         return
     with look.card("3. What is left of the mark"):
         charts.verdicts(rows)
-        charts.curves([row for row in rows if row["strength"] is not None])
+        st.markdown(_in_words(rows, records))
+        charts.curves([row for row in rows if row["strength"] is not None and row["accuracy"] is not None])
         st.dataframe(
             {
                 "attack": [row["attack"] for row in rows],
@@ -186,15 +202,28 @@ def _found(own: Workspace, work: Job) -> None:
         )
 
 
-def _records(own: Workspace, work: Job) -> list[tuple[str, Record, Record | None]]:
-    """Of each attack that is through: the parameter that was varied, its record, that of the verification after it."""
-    pairs: list[tuple[str, Record, Record | None]] = []
+def _in_words(
+    rows: Sequence[Mapping[str, Any]], records: Sequence[tuple[Mapping[str, Any], Record, Record | None]]
+) -> str:
+    """What the attacks cost, beside the accuracy before them."""
+    before = next((record.results.get("accuracy_before") for _, record, _ in records), None)
+    text = f"Before any attack the marked model is right in **{words.percent(before)}** of the test inputs."
+    lost = [row["accuracy"] for row in rows if row["verdict"] == "not owned" and row["accuracy"] is not None]
+    if lost:
+        text += (
+            f" The mark was lost only where accuracy had fallen to {words.percent(max(lost))} or less: such a copy is "
+            "worth that much to a thief."
+        )
+    return text
+
+
+def _records(own: Workspace, work: Job) -> list[tuple[Mapping[str, Any], Record, Record | None]]:
+    """Of each attack that has ended: its step, its record, that of the verification after it."""
+    pairs: list[tuple[Mapping[str, Any], Record, Record | None]] = []
     for run, check in zip(work.steps[::2], work.steps[1::2], strict=False):
-        if run["state"] == "done":
-            read = _record(own, check) if check["state"] == "done" else None
-            made = _record(own, run)
-            if made is not None:
-                pairs.append((str(run["tag"]), made, read))
+        made = _record(own, run) if run["state"] in ("done", "failed") else None
+        if made is not None and (made.status == "failed" or check["state"] in ("done", "failed")):
+            pairs.append((run, made, _record(own, check) if check["state"] == "done" else None))
     return pairs
 
 
@@ -205,23 +234,21 @@ def _record(own: Workspace, step: Mapping[str, Any]) -> Record | None:
         return None
 
 
-def _row(varied: str, attacked: Record, read: Record | None) -> dict[str, Any] | None:
-    if read is None:
-        return None
+def _row(run: Mapping[str, Any], attacked: Record, read: Record | None) -> dict[str, Any]:
     params = attacked.params.get("attack_params") or {}
-    name = words.text(attacked.params.get("attack"))
+    name, varied, results = str(run["words"][2]), str(run["tag"]), read.results if read else {}
     setting = ", ".join(f"{key} {words.clean(value, 20)}" for key, value in params.items() if key == varied)
     return {
         "attack": name,
         "parameter": varied,
         "strength": words.number(params.get(varied)),
-        "setting": setting or words.attack(attacked),
+        "setting": setting or str(run["title"]).removeprefix(name).strip() or "as usual",
         "short": words.clean(params.get(varied), 12) if varied in params else "",
         "accuracy": words.number(attacked.results.get("accuracy_after")),
-        "wrong bits": words.number(read.results.get("bit_error_rate")),
-        "wrong": words.wrong_bits(read.results),
-        "p": words.probability(read.results.get("p_value")),
-        "verdict": words.verdict(read.results.get("verdict")),
+        "wrong bits": words.number(results.get("bit_error_rate")),
+        "wrong": words.wrong_bits(results) if read else "–",
+        "p": words.probability(results.get("p_value")) if read else "–",
+        "verdict": words.verdict(results.get("verdict")) if read else "failed",
         "seconds": words.seconds(attacked.seconds),
     }
 

@@ -118,7 +118,12 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> None:
             alt.Chart(long)
             .mark_line(point=alt.OverlayMarkDef(size=60))
             .encode(
-                x=alt.X("strength:Q", title=str(own["parameter"].iloc[0]), scale=alt.Scale(zero=False)),
+                x=alt.X(
+                    "strength:Q",
+                    title=str(own["parameter"].iloc[0]),
+                    scale=alt.Scale(zero=False),
+                    axis=alt.Axis(tickMinStep=1) if (own["strength"] % 1 == 0).all() else alt.Axis(),
+                ),
                 y=alt.Y("share:Q", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]), title=None),
                 color=alt.Color(
                     "what:N",
@@ -172,10 +177,13 @@ def shares(rows: Sequence[Mapping[str, Any]], *, few: int = 400) -> None:
     )
     if len(data) <= few:
         dark = alt.condition("datum.share > 0.6", alt.value("white"), alt.value("black"))
-        chart = chart + base.mark_text().encode(text=alt.Text("share:Q", format=".0%"), color=dark)
+        written = base.transform_filter("isValid(datum.share)").mark_text()
+        chart = chart + written.encode(text=alt.Text("share:Q", format=".0%"), color=dark)
     attacks = data["attack"].nunique()
     st.altair_chart(chart.properties(height=min(2400, 26 * attacks + 130)), width="stretch")
     known = data["share"].dropna()
+    marked = data[data["scheme"] != "plain"]["share"].dropna()  # the null scheme marks nothing
     st.caption(
-        f"{len(data)} squares, {len(known)} of them measured; the mark was found in {words.percent(known.mean())}."
+        f"{len(data)} squares, {len(known)} of them measured; the mark was found in {words.percent(marked.mean())} "
+        "(plain, which marks nothing, left out)."
     )

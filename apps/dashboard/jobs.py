@@ -40,6 +40,7 @@ class Step:
         record: where its record is to be written; None for none.
         verdict: its exit codes 1 and 3 are verdicts and not failures.
         tag: whatever the page that made it wants to find it by.
+        after: it is left out where the step before it failed.
         serves: it serves while the later steps run, which write ``background.ADDRESS`` for where.
     """
 
@@ -48,6 +49,7 @@ class Step:
     record: str | None = None
     verdict: bool = False
     tag: str = ""
+    after: bool = False
     serves: bool = False
 
 
@@ -80,6 +82,11 @@ class Job:
     def error(self) -> str:
         """What went wrong, in one line; empty if nothing did."""
         return next((str(step["error"]) for step in reversed(self.steps) if step.get("error")), "")
+
+    @property
+    def first_error(self) -> str:
+        """What went wrong first, in one line; empty if nothing did."""
+        return next((str(step["error"]) for step in self.steps if step.get("error")), "")
 
     @property
     def running(self) -> bool:
@@ -121,7 +128,7 @@ def start(
     """
     own.check_room()
     with _lock:
-        _check_room(own)
+        _check_room(own, kind)
         name = f"{int(time.time() * 1000):013d}-{secrets.token_hex(4)}"
         folder = own.jobs / name
         folder.mkdir(mode=0o700)
@@ -214,7 +221,7 @@ def cancel_all(own: Workspace) -> None:
                 child[0].wait(_GRACE + 2.0)
 
 
-def _check_room(own: Workspace) -> None:
+def _check_room(own: Workspace, kind: str) -> None:
     for name in [name for name, (child, _) in _children.items() if child.poll() is not None]:
         _children.pop(name)[1].close()
     mine = sum((own.jobs / name).is_dir() for name in _children)
@@ -222,6 +229,8 @@ def _check_room(own: Workspace) -> None:
         found = f"{mine} of yours" if mine >= MOST_OF_A_BROWSER else f"{len(_children)} on this server"
         do = "wait for one to end, or cancel one"
         raise InputError("fewer pieces of work at a time", found=f"{found} running", do=do)
+    if any(one.running for one in jobs(own, kind)):
+        raise InputError("one such work at a time", found="one running", do="wait for its end, or cancel it")
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

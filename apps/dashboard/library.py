@@ -45,6 +45,12 @@ class Entry:
         return words.verdict(found) if isinstance(found, str) else "done"
 
     @property
+    def model(self) -> str:
+        """The file of the model that it is about, or that it made."""
+        given = self.record.params.get("model", self.record.results.get("file"))
+        return words.file_name(given) or ""
+
+    @property
     def sentence(self) -> str:
         """What it says in one line."""
         return words.sentence(self.record)
@@ -52,7 +58,7 @@ class Entry:
     @property
     def label(self) -> str:
         """How it is called in lists."""
-        return f"{words.moment(self.record.started)} · {self.record.kind} · {self.name}"
+        return f"{self.name} · {self.record.kind}, {self.verdict} · {words.moment(self.record.started)}"
 
 
 def entries(own: Workspace) -> tuple[list[Entry], bool]:

@@ -38,7 +38,7 @@ HELP = {
     "semi-honest": "Both parties follow the protocol, and may try to learn more from what they see.",
     "silent errors": "Inputs that are answered wrongly and raise no alarm: the ones that do harm.",
     "threshold": "The border of the decision: on one side an alarm or a proof, on the other none.",
-    "wrong bits": "Bits that differ from the owner's message. Chance gives half of them wrong.",
+    "wrong bits": "Bits, or answers to the key's questions, that differ from what the key expects.",
 }
 _ICONS = {"done": "✓", "running": "…", "waiting": "·", "failed": "✗", "cancelled": "⊘"}
 _MANY = 6  # steps that are listed without being asked for
@@ -89,6 +89,12 @@ def verdict(record: Record) -> None:
     first.metric("Wrong bits", f"{words.count(wrong)} of {words.count(bits)}", help=HELP["wrong bits"])
     second.metric("Allowed", "none" if most is None else words.count(most), help=HELP["threshold"])
     third.metric("p-value", words.scientific(results.get("p_value")), help=HELP["p-value"])
+    by_chance = words.number(words.at(results, "null", "mean_bit_error_rate"))
+    if by_chance is not None:
+        st.caption(
+            f"By chance about {words.percent(by_chance)} are wrong here: that is what strangers' keys read on average "
+            "(half of bits; of answers to questions, more, since there are several answers)."
+        )
     for warning in results.get("warnings") or []:
         st.warning(plain(words.clean(warning)))
 
@@ -117,7 +123,7 @@ def work(own: Workspace, kind: str, live: Callable[[Job], None] | None = None) -
         if newest.state == "done" and not newest.error:
             st.markdown(f"✓ **{plain(newest.title)}**: done")
         elif newest.state == "done":
-            st.warning(f"{plain(newest.title)}: done, but for a part. {plain(newest.error)}")
+            st.warning(f"{plain(newest.title)}: done, but for a part. {plain(newest.first_error)}")
         elif newest.state == "cancelled":
             st.info(f"{plain(newest.title)}: cancelled. What was finished is kept.")
         else:

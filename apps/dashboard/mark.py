@@ -10,8 +10,9 @@ from deepseal.apps.dashboard import charts, forms, look, pick
 from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
 from deepseal.apps.dashboard.verify import suspect
 from deepseal.apps.dashboard.workspace import Thing, Workspace
+from deepseal.apps.report import words
 from deepseal.errors import InputError
-from deepseal.record import read_record
+from deepseal.record import Record, read_record
 
 KIND = "mark"
 _ACCESS = {
@@ -49,6 +50,7 @@ def show(own: Workspace) -> None:
     if made is not None:
         _embed(own, *made)
     look.work(own, KIND, _live)
+    _trained(own)
     _taken(own)
 
 
@@ -74,6 +76,11 @@ def _model(own: Workspace) -> tuple[Thing, str] | None:
         return None if data is None else (model, data)
 
 
+def busy(own: Workspace) -> bool:
+    """Whether this page's work goes on: there is one piece of it at a time."""
+    return any(job.running for job in jobs(own, KIND))
+
+
 def _train(own: Workspace) -> None:
     data = pick.data(own, "train")
     with st.form("train", border=False):
@@ -81,7 +88,7 @@ def _train(own: Workspace) -> None:
         left, right = st.columns(2)
         epochs = left.number_input("Passes over the data", 1, 1000, 10, key="epochs")
         name = right.text_input("Name of the model", own.free("models", "model"), max_chars=60)
-        if st.form_submit_button("Train", type="primary") and data and arch:
+        if st.form_submit_button("Train", type="primary", disabled=busy(own)) and data and arch:
             with look.said():
                 train(own, data, arch, int(epochs), name)
                 st.rerun()
@@ -118,7 +125,7 @@ def _embed(own: Workspace, model: Thing, data: str) -> None:
             out_name = right.text_input("Name of the marked model", name, max_chars=60)
             with st.expander("Parameters of the scheme"):
                 given = forms.parameters(cast("Any", SCHEMES.get(scheme)).table(), f"scheme-{scheme}")
-            if st.form_submit_button("Make the key and mark a copy", type="primary"):
+            if st.form_submit_button("Make the key and mark a copy", type="primary", disabled=busy(own)):
                 with look.said():
                     if not owner.strip():
                         raise InputError("the owner's name", found="none", do="type what the mark shall spell")
@@ -179,6 +186,8 @@ def _taken(own: Workspace) -> None:
     with look.card("3. The marked model"), look.said():
         record = read_record(own.root / step["record"])
         look.verdict(record)
+        embedded = next(step for step in done.steps if step["tag"] == "embed")
+        st.markdown(cost_in_words(read_record(own.root / str(embedded["record"]))))
         charts.null(record.results)
         columns = st.columns(2)
         if model is not None:
@@ -196,5 +205,29 @@ def _taken(own: Workspace) -> None:
             )
         st.markdown(
             "**Keep the key and its passphrase safe.** Whoever has both can claim the model; without them nobody can, "
-            "you neither. Deposit the key's fingerprint with a third party before the model leaves your house."
+            "you neither. Deposit the key's fingerprint, which reveals nothing of it, with a third party before the model "
+            "leaves your house:"
         )
+        st.code(record.fingerprints.get("key", words.MISSING), language=None, wrap_lines=True)
+
+
+def cost_in_words(embedded: Record) -> str:
+    """What the mark cost the task, as the embedding recorded it."""
+    results = embedded.results
+    before, after = results.get("accuracy_before"), results.get("accuracy_after")
+    if before is None or after is None:
+        return "The record does not say what the mark cost the task."
+    return (
+        f"The copy answers **{words.percent(after)}** of {words.count(results.get('test_samples'))} test inputs right; "
+        f"the model before it was marked answered {words.percent(before)}."
+    )
+
+
+def _trained(own: Workspace) -> None:
+    """How good the newest trained model is."""
+    newest = next(iter(jobs(own, KIND)), None)
+    if newest is None or newest.state != "done" or newest.about.get("key"):
+        return
+    with look.said(own):
+        record = read_record(own.root / str(newest.steps[0]["record"]))
+        st.markdown(f"Accuracy of **{look.plain(str(newest.about.get('model')))}**: {words.accuracy(record.results)}.")

@@ -50,12 +50,14 @@ def _records(found: list[Entry]) -> None:
     shown = filtered(found, text, kind, end)
     st.caption(f"{len(shown)} of {len(found)} records")
     if not shown:
+        st.info("Nothing matches. Take a filter away, or write less.")
         return
     picked = st.dataframe(
         {
             "when": [words.moment(e.record.started) for e in shown],
             "what": [e.record.kind for e in shown],
             "how it ended": [e.verdict for e in shown],
+            "model": [e.model for e in shown],
             "in a sentence": [e.sentence for e in shown],
             "file": [e.name for e in shown],
             "from": [_SOURCES[e.source] for e in shown],

@@ -132,6 +132,12 @@ def _outcome(found: Any, given: Chosen, name: str) -> None:
             f"**Caught.** {doing} turned the answer from {before.predicted} into {after.predicted}, and the monitor "
             "raises the alarm.", icon=":material/notifications_active:",
         )  # fmt: skip
+    elif before.predicted != after.predicted and given.label is None:
+        st.error(
+            f"**Unnoticed.** {doing} turned the answer from {before.predicted} into {after.predicted} (which of "
+            "them is right nobody has told this page), and the monitor says nothing.",
+            icon=":material/notifications_off:",
+        )
     elif before.predicted != after.predicted:
         st.error(
             f"**Missed.** {doing} turned the answer from {before.predicted} into {after.predicted}, and the monitor "

@@ -30,7 +30,11 @@ def _suspect(own: Workspace) -> tuple[str, ...] | None:
     """The options that name the suspect."""
     with look.card("1. The suspect"):
         source = st.segmented_control(
-            "Where is it?", [_SHELF, _UPLOAD, _SERVER], default=_SHELF, required=True, key="suspect-source"
+            "Where is it?",
+            [_SHELF, _UPLOAD, _SERVER],
+            default=_SHELF,
+            required=True,
+            key=f"suspect-source-{len(own.things('models'))}",  # what has arrived is looked at
         )
         if source == _UPLOAD:
             pick.upload_model(own, "suspect")
@@ -68,10 +72,10 @@ def _decide(own: Workspace, words: tuple[str, ...], key: Thing) -> None:
             rate = left.select_slider("False-positive rate", _RATES, "1e-9", help=look.HELP["false-positive rate"])
             nulls = middle.number_input("Strangers' keys", 0, 10_000, 200, help=look.HELP["null distribution"])
             tried = right.number_input(
-                "How many did you try?", 1, 1_000_000, 1,
-                help="Suspects or keys you tried, this pair included. The rate is divided by it, and holds for all.",
+                "Pairs tried so far", 1, 1_000_000, 1,
+                help="Pairs of a suspect and a key, this one included. The rate is divided by it, and holds for all.",
             )  # fmt: skip
-            if st.form_submit_button("Verify", type="primary"):
+            if st.form_submit_button("Verify", type="primary", disabled=any(job.running for job in jobs(own, KIND))):
                 with look.said():
                     typed = secret() if secret else None
                     verify(own, words, key, str(rate), int(nulls), int(tried), original, typed)

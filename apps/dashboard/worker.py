@@ -79,9 +79,14 @@ def _run(plan: Mapping[str, Any], notes: _Notes, folder: Path) -> None:
 def _steps(plan: Mapping[str, Any], notes: _Notes, folder: Path, servers: contextlib.ExitStack) -> bool:
     """Whether all were run that were to be."""
     address = ""
+    before: dict[str, Any] | None = None
     for step, note in zip(plan["steps"], notes.steps, strict=True):
         if (folder / "cancel").exists():
             return False
+        if step.get("after") and before is not None and before["state"] == "failed":
+            note["state"] = "failed"
+            continue
+        before = note
         note["state"] = "running"
         notes.progress(step["title"], 0, 0)
         notes.write()

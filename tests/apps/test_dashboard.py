@@ -151,12 +151,13 @@ class TestAttack:
         done = ended(shelf, attack(shelf, model, key, "digits", plans, PASSPHRASE).id)
         assert done.state == "done"
         assert [step["state"] for step in done.steps] == ["done", "done", "failed", "failed", "done", "done"]
+        assert "sparsity" in done.first_error and not done.steps[3].get("error")
         assert "sparsity" in next(str(step["error"]) for step in done.steps if step["state"] == "failed")
         from deepseal.apps.dashboard.attack import show
 
         shown = page(show, shelf)
         assert not shown.exception
-        assert list(shown.dataframe[0].value["verdict"]) == ["owned", "owned"]
+        assert list(shown.dataframe[0].value["verdict"]) == ["owned", "failed", "owned"]
 
     def test_too_many_are_refused_before_anything_starts(self, shelf: Workspace) -> None:
         model, key = shelf.thing("models", "marked"), shelf.thing("keys", "key")
@@ -209,7 +210,10 @@ class TestWork:
     def test_there_is_room_for_so_many(self, own: Workspace) -> None:
         words = ("model", "train", "--arch", "deepseal.adapter.zoo:mlp", "--data", "digits", "--epochs", "1000")
         for index in range(work.MOST_OF_A_BROWSER):
-            work.start(own, "mark", "long", [work.Step("train", (*words, "--out", f"models/{index}.safetensors"))])
+            steps = [work.Step("train", (*words, "--out", f"models/{index}.safetensors"))]
+            work.start(own, f"page {index}", "long", steps)
+            with pytest.raises(InputError, match=r"one such work at a time|fewer pieces of work"):
+                work.start(own, f"page {index}", "the same", steps)
         with pytest.raises(InputError, match="fewer pieces of work"):
             work.start(own, "mark", "one more", [work.Step("train", (*words, "--out", "models/x.safetensors"))])
 
