@@ -205,8 +205,8 @@ def _taken(own: Workspace) -> None:
             )
         st.markdown(
             "**Keep the key and its passphrase safe.** Whoever has both can claim the model; without them nobody can, "
-            "you neither. Deposit the key's fingerprint, which reveals nothing of it, with a third party before the model "
-            "leaves your house:"
+            "you neither. Deposit the key's fingerprint, which reveals nothing of it, with a third party before the "
+            "model leaves your house:"
         )
         st.code(record.fingerprints.get("key", words.MISSING), language=None, wrap_lines=True)
 
