@@ -153,7 +153,7 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> None:
     )
     signs = base.mark_text(size=14, color="white", fontWeight="bold", limit=140).encode(text="text:N")
     attacks = data["attack"].nunique()
-    st.altair_chart((squares + signs).properties(height=40 * attacks + 40), width="stretch")
+    st.altair_chart((squares + signs).properties(height=40 * attacks + 90), width="stretch")
     owned = int((data["verdict"] == "owned").sum())
     st.caption(f"Owned after {owned} of {len(data)} attacks (● owned, ? could not decide, ✗ not owned).")
 
