@@ -142,6 +142,30 @@ class TestVerify:
             done = ended(shelf, verify(shelf, ("--url", url), key, "1e-6", 0, 1, None, PASSPHRASE).id)
         assert done.state == "failed" and "expected" in done.error
 
+    def test_a_suspect_at_a_server_is_asked(self, shelf: Workspace, own: Workspace) -> None:
+        """A mark in answers, read through a real server."""
+        mine = shelf.thing("models", "mine")
+        assert mine is not None
+        model = own.keep("models", "mine", mine.path.read_bytes(), mine.about)
+        few = ["-p", "triggers=40", "-p", "steps=300"]
+        made = ended(own, mark.embed(own, model, "digits", "adi", "Own", few, "asked", "asked marked", PASSPHRASE).id)
+        assert made.state == "done", made.error
+        key, file = own.thing("keys", "asked"), own.root / "models" / "asked marked.safetensors"
+        assert key is not None
+        command = [sys.executable, "-m", "deepseal", "model", "serve", "--model", str(file), "--name", "suspect"]
+        with subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stderr is not None
+                line = next(line for line in server.stderr if "http://" in line)
+                address = line[line.index("http://") :].split(";")[0].split()[0]
+                url = f"{address}/v2/models/suspect"
+                done = ended(own, verify(own, ("--url", url), key, "1e-6", 20, 1, None, PASSPHRASE).id)
+            finally:
+                server.terminate()
+        assert done.state == "done", done.error
+        record = read_record(own.root / done.steps[0]["record"])
+        assert record.results["verdict"] == "owned" and record.results["queries"] == 40
+
 
 class TestAttack:
     def test_each_attack_is_followed_by_a_verification(self, shelf: Workspace) -> None:
