@@ -85,7 +85,7 @@ def _attacks(own: Workspace, model: Thing, key: Thing, data: str) -> None:
             st.caption(f"{many} followed by a verification at a false-positive rate of 1e-9.")
             busy = any(job.running for job in jobs(own, KIND))
             if st.form_submit_button("Attack copies of it", type="primary", disabled=busy):
-                with look.said():
+                with look.said(own):
                     if wrong:
                         raise InputError("strengths that can be used", found="the above", do="correct them first")
                     if not plans:

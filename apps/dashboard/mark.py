@@ -89,7 +89,7 @@ def _train(own: Workspace) -> None:
         epochs = left.number_input("Passes over the data", 1, 1000, 10, key="epochs")
         name = right.text_input("Name of the model", own.free("models", "model"), max_chars=60)
         if st.form_submit_button("Train", type="primary", disabled=busy(own)) and data and arch:
-            with look.said():
+            with look.said(own):
                 train(own, data, arch, int(epochs), name)
                 st.rerun()
 
@@ -126,7 +126,7 @@ def _embed(own: Workspace, model: Thing, data: str) -> None:
             with st.expander("Parameters of the scheme"):
                 given = forms.parameters(cast("Any", SCHEMES.get(scheme)).table(), f"scheme-{scheme}")
             if st.form_submit_button("Make the key and mark a copy", type="primary", disabled=busy(own)):
-                with look.said():
+                with look.said(own):
                     if not owner.strip():
                         raise InputError("the owner's name", found="none", do="type what the mark shall spell")
                     embed(own, model, data, scheme, owner.strip(), given, key_name, out_name, secret())
@@ -183,7 +183,7 @@ def _taken(own: Workspace) -> None:
         return
     model, key = own.thing("models", done.about["model"]), own.thing("keys", done.about["key"])
     step = next(step for step in done.steps if step["tag"] == "verify")
-    with look.card("3. The marked model"), look.said():
+    with look.card("3. The marked model"), look.said(own):
         record = read_record(own.root / step["record"])
         look.verdict(record)
         embedded = next(step for step in done.steps if step["tag"] == "embed")

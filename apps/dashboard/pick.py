@@ -59,7 +59,7 @@ def upload_data(own: Workspace, key: str) -> None:
     )
     given = st.file_uploader("Data file (.npz)", type=["npz"], key=f"upload-data-{key}", max_upload_size=limit)
     if given is not None and st.button("Use this file", key=f"use-data-{key}"):
-        with said(), st.spinner("reading the arrays"):
+        with said(own), st.spinner("reading the arrays"):
             _check_unpacked(given.getvalue(), given.name)
             thing = _kept(own, "data", given.name, given.getvalue())
             try:
@@ -92,7 +92,7 @@ def upload_model(own: Workspace, key: str, data_word: str | None = None) -> None
     given = st.file_uploader("Weights (.safetensors)", key=f"upload-model-{key}", max_upload_size=limit)
     arch = architecture(f"upload-{key}")
     if given is not None and st.button("Use these weights", key=f"use-model-{key}"):
-        with said(), st.spinner("reading the weights"):
+        with said(own), st.spinner("reading the weights"):
             thing = _kept(own, "models", given.name, given.getvalue(), {"arch": arch or "", "data": data_word or ""})
             try:
                 _check_model(thing, arch, data_word, own)
@@ -107,7 +107,7 @@ def upload_key(own: Workspace, key: str) -> None:
     """An upload of a key's file, as it is: encrypted or not."""
     given = st.file_uploader("Key file (.key)", key=f"upload-key-{key}", max_upload_size=settings.current().upload_mib)
     if given is not None and st.button("Use this key", key=f"use-key-{key}"):
-        with said():
+        with said(own):
             thing = _kept(own, "keys", given.name, given.getvalue())
             try:
                 _check_key(thing)

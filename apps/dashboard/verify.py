@@ -76,7 +76,7 @@ def _decide(own: Workspace, words: tuple[str, ...], key: Thing) -> None:
                 help="Pairs of a suspect and a key, this one included. The rate is divided by it, and holds for all.",
             )  # fmt: skip
             if st.form_submit_button("Verify", type="primary", disabled=any(job.running for job in jobs(own, KIND))):
-                with look.said():
+                with look.said(own):
                     typed = secret() if secret else None
                     verify(own, words, key, str(rate), int(nulls), int(tried), original, typed)
                     st.rerun()
@@ -124,7 +124,7 @@ def _found(own: Workspace) -> None:
     done = next((one for one in jobs(own, KIND) if one.state == "done"), None)
     if done is None:
         return
-    with look.card("What was found"), look.said():
+    with look.card("What was found"), look.said(own):
         record = read_record(own.root / str(done.steps[0]["record"]))
         look.verdict(record)
         charts.null(record.results)

@@ -485,3 +485,18 @@ class TestMosaic:
         assert f"owned {rows[0]['owned']['count']} of {rows[0]['owned']['n']}" in says.replace("\\", "")
         shown = shown.text_input(key="matrix-find").input("attack 99").run()
         assert not shown.exception and not any("squares" in element.value for element in shown.get("html"))
+
+
+def test_errors_on_a_page_name_no_folder_of_the_server(shelf: Workspace) -> None:
+    """A record that is gone: the page says so, without where it lay."""
+    job = next(one for one in work.jobs(shelf, "mark") if one.about.get("key"))
+    record = shelf.root / str(job.steps[-1]["record"])
+    content = record.read_bytes()
+    record.unlink()
+    try:
+        shown = page(mark.show, shelf)
+    finally:
+        record.write_bytes(content)
+    assert not shown.exception
+    said = [plain(error.value) for error in shown.error]
+    assert said and all(str(shelf.root) not in text and "records/" in text for text in said)
