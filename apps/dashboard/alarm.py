@@ -191,7 +191,7 @@ def evaluate(own: Workspace, chosen: Thing, attacks: Sequence[str], limit: int) 
     line = ["defense", "evaluate", pick.word(chosen), "--data", chosen.said("data"), "--limit", str(limit)]
     for attack in attacks:
         line += ["--attack", attack]
-    line += ["--arch", chosen.said("arch")] if chosen.said("arch") else []
+    line += pick.arch_words(chosen)
     steps = [Step("attack test inputs and judge them", tuple(line), own.record_word("defense.evaluate"))]
     return start(own, KIND, f"The monitor {chosen.name} under attack", steps, about={"monitor": chosen.name})
 

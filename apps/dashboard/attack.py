@@ -8,7 +8,7 @@ from typing import Any, cast
 import streamlit as st
 
 from deepseal.apps.dashboard import charts, forms, look, matrix, pick
-from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
+from deepseal.apps.dashboard.jobs import Job, Step, busy, start
 from deepseal.apps.dashboard.workspace import Thing, Workspace
 from deepseal.apps.report import words
 from deepseal.errors import InputError
@@ -83,8 +83,7 @@ def _attacks(own: Workspace, model: Thing, key: Thing, data: str) -> None:
             secret = pick.passphrase("attack") if pick.is_encrypted(key) else None
             many = "1 attack" if len(plans) == 1 else f"{len(plans)} attacks, each"
             st.caption(f"{many} followed by a verification at a false-positive rate of 1e-9.")
-            busy = any(job.running for job in jobs(own, KIND))
-            if st.form_submit_button("Attack copies of it", type="primary", disabled=busy):
+            if st.form_submit_button("Attack copies of it", type="primary", disabled=busy(own, KIND)):
                 with look.said(own):
                     if wrong:
                         raise InputError("strengths that can be used", found="the above", do="correct them first")

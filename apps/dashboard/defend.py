@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from deepseal.apps.dashboard import alarm, forms, look, pick
-from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
+from deepseal.apps.dashboard.jobs import Job, Step, busy, start
 from deepseal.apps.dashboard.look import HELP
 from deepseal.apps.dashboard.tries import try_one
 from deepseal.apps.dashboard.workspace import Thing, Workspace
@@ -28,7 +28,7 @@ def show(own: Workspace) -> None:
     )
     look.work(own, KIND)
     monitors = own.things("monitors")
-    if any(job.running for job in jobs(own, KIND)):
+    if busy(own, KIND):
         return
     if not monitors:
         _begin(own)
@@ -153,14 +153,9 @@ def _calibration(own: Workspace, monitor: Thing, rate: float, *, per_class: bool
         "--false-positive",
         f"{rate:g}",
     ]
-    words += [*(["--per-class"] if per_class else []), *arch_words(monitor)]
+    words += [*(["--per-class"] if per_class else []), *pick.arch_words(monitor)]
     title = "set the threshold on ordinary inputs that were held out"
     return Step(title, tuple(words), own.record_word("defense.calibrate"))
-
-
-def arch_words(monitor: Thing) -> list[str]:
-    """The option that a command needs to read a monitor's model."""
-    return ["--arch", monitor.said("arch")] if monitor.said("arch") else []
 
 
 def _make(own: Workspace) -> None:

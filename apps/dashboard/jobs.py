@@ -171,6 +171,11 @@ def jobs(own: Workspace, kind: str | None = None) -> list[Job]:
     return []
 
 
+def busy(own: Workspace, kind: str) -> bool:
+    """Whether work of a page goes on: there is one piece of it at a time."""
+    return any(one.running for one in jobs(own, kind))
+
+
 def job(own: Workspace, name: str) -> Job | None:
     """One job of a browser."""
     folder = own.jobs / name
@@ -229,7 +234,7 @@ def _check_room(own: Workspace, kind: str) -> None:
         found = f"{mine} of yours" if mine >= MOST_OF_A_BROWSER else f"{len(_children)} on this server"
         do = "wait for one to end, or cancel one"
         raise InputError("fewer pieces of work at a time", found=f"{found} running", do=do)
-    if any(one.running for one in jobs(own, kind)):
+    if busy(own, kind):
         raise InputError("one such work at a time", found="one running", do="wait for its end, or cancel it")
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import streamlit as st
 
 from deepseal.apps.dashboard import charts, forms, look, pick
-from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
+from deepseal.apps.dashboard.jobs import Job, Step, busy, jobs, start
 from deepseal.apps.dashboard.verify import suspect
 from deepseal.apps.dashboard.workspace import Thing, Workspace
 from deepseal.apps.report import words
@@ -76,11 +76,6 @@ def _model(own: Workspace) -> tuple[Thing, str] | None:
         return None if data is None else (model, data)
 
 
-def busy(own: Workspace) -> bool:
-    """Whether this page's work goes on: there is one piece of it at a time."""
-    return any(job.running for job in jobs(own, KIND))
-
-
 def _train(own: Workspace) -> None:
     data = pick.data(own, "train")
     with st.form("train", border=False):
@@ -88,7 +83,7 @@ def _train(own: Workspace) -> None:
         left, right = st.columns(2)
         epochs = left.number_input("Passes over the data", 1, 1000, 10, key="epochs")
         name = right.text_input("Name of the model", own.free("models", "model"), max_chars=60)
-        if st.form_submit_button("Train", type="primary", disabled=busy(own)) and data and arch:
+        if st.form_submit_button("Train", type="primary", disabled=busy(own, KIND)) and data and arch:
             with look.said(own):
                 train(own, data, arch, int(epochs), name)
                 st.rerun()
@@ -125,7 +120,7 @@ def _embed(own: Workspace, model: Thing, data: str) -> None:
             out_name = right.text_input("Name of the marked model", name, max_chars=60)
             with st.expander("Parameters of the scheme"):
                 given = forms.parameters(cast("Any", SCHEMES.get(scheme)).table(), f"scheme-{scheme}")
-            if st.form_submit_button("Make the key and mark a copy", type="primary", disabled=busy(own)):
+            if st.form_submit_button("Make the key and mark a copy", type="primary", disabled=busy(own, KIND)):
                 with look.said(own):
                     if not owner.strip():
                         raise InputError("the owner's name", found="none", do="type what the mark shall spell")

@@ -12,7 +12,7 @@ from deepseal.apps.dashboard import forms, look, pick
 from deepseal.apps.dashboard.answers import answer
 from deepseal.apps.dashboard.background import ADDRESS
 from deepseal.apps.dashboard.inputs import Chosen, choose, shown
-from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
+from deepseal.apps.dashboard.jobs import Job, Step, busy, jobs, start
 from deepseal.apps.dashboard.workspace import Thing, Workspace
 
 KIND, ASK = "private", "private-ask"
@@ -30,7 +30,7 @@ def show(own: Workspace) -> None:
     )
     look.work(own, KIND)
     programs = own.things("programs")
-    if any(job.running for job in jobs(own, KIND)):
+    if busy(own, KIND):
         return
     if not programs:
         _begin(own)
@@ -160,8 +160,7 @@ def _question(own: Workspace, chosen: Thing, program: Any) -> None:
             return
         with right:
             shown(given.x, bounds, f"the input: {given.said}")
-        busy = any(job.running for job in jobs(own, ASK))
-        if st.button("Ask in private", type="primary", key="ask", disabled=busy):
+        if st.button("Ask in private", type="primary", key="ask", disabled=busy(own, ASK)):
             with look.said(own):
                 ask(own, chosen, given)
                 st.rerun()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import streamlit as st
 
 from deepseal.apps.dashboard import charts, look, pick
-from deepseal.apps.dashboard.jobs import Job, Step, jobs, start
+from deepseal.apps.dashboard.jobs import Job, Step, busy, jobs, start
 from deepseal.apps.dashboard.workspace import Thing, Workspace
 from deepseal.record import read_record
 
@@ -75,7 +73,7 @@ def _decide(own: Workspace, words: tuple[str, ...], key: Thing) -> None:
                 "Pairs tried so far", 1, 1_000_000, 1,
                 help="Pairs of a suspect and a key, this one included. The rate is divided by it, and holds for all.",
             )  # fmt: skip
-            if st.form_submit_button("Verify", type="primary", disabled=any(job.running for job in jobs(own, KIND))):
+            if st.form_submit_button("Verify", type="primary", disabled=busy(own, KIND)):
                 with look.said(own):
                     typed = secret() if secret else None
                     verify(own, words, key, str(rate), int(nulls), int(tried), original, typed)
@@ -107,7 +105,6 @@ def verify(
     Raises:
         InputError: too much is running.
     """
-    assert 0.0 < float(rate) < 1.0 and math.isfinite(float(rate))  # noqa: S101
     words = ["watermark", "verify", *suspect_words, "--key", pick.word(key), "--max-false-positive", rate]
     words += ["--null-keys", str(nulls), "--tried", str(tried)]
     if original is not None:
