@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "browser"))
 
-from driving import CHROMIUM, FLAGS, RECORDS, WIDE, Dashboard, opened, settled
+from driving import CHROMIUM, FLAGS, RECORDS, Dashboard, opened, person, settled
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from deepseal.record import Run, read_record
@@ -42,7 +42,7 @@ def large(folder: Path) -> Path:
 
 def first_page(browser: Browser, place: Path) -> float:
     """From the start of the server's process until its first page is complete."""
-    context = browser.new_context(viewport=WIDE)
+    context = person(browser)
     page = context.new_page()
     server = Dashboard(place).wait()
     try:
@@ -64,7 +64,7 @@ def shown_after(page: Page, act: Callable[[], object], *, seen: Callable[[], obj
 
 
 def interactions(browser: Browser, server: Dashboard) -> dict[str, float]:
-    page = opened(browser.new_context(viewport=WIDE).new_page(), server)
+    page = opened(person(browser).new_page(), server)
     every = len(list(RECORDS.glob("*.json"))) + 1
     find = page.get_by_label("Find")
     settled(page)
@@ -98,7 +98,7 @@ def interactions(browser: Browser, server: Dashboard) -> dict[str, float]:
 
 def large_comparison(browser: Browser, server: Dashboard) -> float:
     """From asking for comparisons until the squares of 10,000 trials are drawn."""
-    page = opened(browser.new_context(viewport=WIDE).new_page(), server, "attack")
+    page = opened(person(browser).new_page(), server, "attack")
     settled(page)
     start = time.monotonic()
     page.get_by_role("radio", name="Look at a comparison").click()

@@ -39,15 +39,13 @@ def dashboard(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture
 def visitor(chromium: Browser) -> Iterator[Callable[..., BrowserContext]]:
     """Makes people: each has cookies and storage of their own."""
-    from driving import WIDE
+    from driving import person
 
     made: list[BrowserContext] = []
 
     def new(**options: Any) -> BrowserContext:
-        context = chromium.new_context(**{"viewport": WIDE, "accept_downloads": True, **options})
-        context.set_default_timeout(20_000)
-        made.append(context)
-        return context
+        made.append(person(chromium, **options))
+        return made[-1]
 
     yield new
     for context in made:

@@ -45,16 +45,53 @@ pytest.importorskip("streamlit", reason="the dashboard's extra is not installed"
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: run make test-browser")
 CHROMIUM = os.environ.get("DEEPSEAL_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
-from playwright.sync_api import Page, expect  # noqa: E402
+from playwright.sync_api import Browser, BrowserContext, Page, expect  # noqa: E402
 
 expect.set_options(timeout=20_000)
 
 
 QUIET_MS = 300
-# Whether the script has ended, every part of the page has arrived, and nothing has changed for a while.
-_SETTLED = """quiet => {
+# Streamlit says that a page is busy once the server has begun; under load a click may wait for that. So this notes what
+# was sent, and looks in what arrives (protobuf: pairs of a tag and a value) for field 4, with which a run begins.
+WATCHED = """(() => {
+  const begins = bytes => {
+    let at = 0;
+    const varint = () => {
+      let value = 0, scale = 1, byte;
+      do { byte = bytes[at++]; value += (byte & 127) * scale; scale *= 128; } while (byte & 128);
+      return value;
+    };
+    while (at < bytes.length) {
+      const tag = varint(), kind = tag & 7;
+      if (tag >> 3 === 4) return true;
+      if (kind !== 0 && kind !== 2) return false;
+      const value = varint();
+      if (kind === 2) at += value;
+    }
+    return false;
+  };
+  window.deepsealAsked = -Infinity;
+  window.WebSocket = class extends window.WebSocket {
+    constructor(...words) {
+      super(...words);
+      this.addEventListener('message', event => {
+        if (event.data instanceof ArrayBuffer && begins(new Uint8Array(event.data))) window.deepsealAsked = -Infinity;
+      });
+    }
+    send(data) {
+      window.deepsealAsked = performance.now();
+      super.send(data);
+    }
+  };
+})()"""
+# Whether the last request was answered (few are without a run, such as for an upload's address: they wait for LATE_MS),
+# the script has ended, every part of the page has arrived, and nothing has changed for a while.
+LATE_MS = 5000
+_SETTLED = """([quiet, late]) => {
   const app = document.querySelector('[data-testid=stApp]');
-  const busy = app?.dataset.testScriptState !== 'notRunning' || document.querySelector('[data-testid=stSkeleton]');
+  const asked = performance.now() - window.deepsealAsked < late;
+  const runs = app?.dataset.testScriptState !== 'notRunning';
+  const busy = asked || runs || document.querySelector('[data-testid=stSkeleton]');
   const now = busy ? null : document.querySelector('[data-testid=stMain]').innerText;
   if (now === null || window.deepsealText !== now) {
     window.deepsealText = now;
@@ -124,6 +161,14 @@ def _ps(*words: str) -> str:
     return subprocess.run(["ps", *words], capture_output=True, text=True, check=False).stdout
 
 
+def person(browser: Browser, **options: Any) -> BrowserContext:
+    """Cookies and storage of their own; `settled` knows what their pages ask the server."""
+    context = browser.new_context(**{"viewport": WIDE, "accept_downloads": True, **options})
+    context.set_default_timeout(20_000)
+    context.add_init_script(WATCHED)
+    return context
+
+
 def opened(page: Page, server: Dashboard, name: str = "overview") -> Page:
     """A page of the dashboard, once it is complete."""
     page.goto(f"{server.url}/{'' if name == 'overview' else name}")
@@ -134,7 +179,7 @@ def settled(page: Page, title: str | None = None) -> Page:
     """The page, once its script has run."""
     if title is not None:
         expect(page.get_by_role("heading", name=title, level=1)).to_be_visible()
-    page.wait_for_function(_SETTLED, arg=QUIET_MS, polling=50)
+    page.wait_for_function(_SETTLED, arg=[QUIET_MS, LATE_MS], polling=50)
     return page
 
 

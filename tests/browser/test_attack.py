@@ -53,7 +53,9 @@ def test_a_marked_model_is_attacked(visitor: Callable[..., BrowserContext], dash
     page.get_by_role("link", name="Attack").click()
     settled(page, "Attack")
     for name in ("quantise", "fine-tune"):
-        page.get_by_role("button", name=f"Remove {name}", exact=False).first.click()
+        chip = page.get_by_role("button", name=f"Remove {name}", exact=False)
+        chip.first.click()
+        expect(chip).to_have_count(0)
         settled(page)
     strengths(page, "prune", "0.5, much")
     expect(page.get_by_role("alert").filter(has_text="expected numbers")).to_be_visible()
@@ -72,6 +74,7 @@ def test_a_marked_model_is_attacked(visitor: Callable[..., BrowserContext], dash
 
 def strengths(page: Page, attack: str, text: str) -> None:
     field = page.get_by_label("Strengths", exact=True)
+    expect(field).to_have_count(1)
     if not field.is_visible():
         page.get_by_text(f"{attack}: ", exact=False).first.click()
     field.fill(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from driving import Dashboard, alive, choose, opened, settled, shot, violations
+from driving import Dashboard, alive, choose, opened, person, settled, shot, violations
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 PASSPHRASE = "correct-horse-battery-staple-7319"
@@ -20,8 +20,7 @@ WORK_MS = 90_000
 @pytest.fixture(scope="module")
 def owner(chromium: Browser, dashboard: Dashboard) -> Iterator[BrowserContext]:
     """Somebody who has a model on the shelf, trained here."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
-    context.set_default_timeout(20_000)
+    context = person(chromium)
     page = opened(context.new_page(), dashboard, "mark")
     train(page, "mine", 8)
     expect(work(page)).to_contain_text("Training mine: done", timeout=WORK_MS)
@@ -105,7 +104,8 @@ def test_a_model_is_marked_while_one_watches_and_reloads(owner: BrowserContext, 
     page.get_by_role("button", name="Make the key and mark a copy").click()
     expect(work(page)).to_contain_text("Marking mine: running")
     expect(page.get_by_role("heading", name="What the copy has learned")).to_be_visible(timeout=WORK_MS)
-    assert work(page).get_by_role("progressbar").count() and len(dashboard.children()) >= 1
+    expect(work(page).get_by_role("progressbar").first).to_be_visible()
+    assert len(dashboard.children()) >= 1
     processes_keep_it(dashboard)
     page.reload()
     expect(page.get_by_role("heading", name="What the copy has learned")).to_be_visible(timeout=WORK_MS)
@@ -133,7 +133,8 @@ def test_a_marked_model_is_verified(owner: BrowserContext, dashboard: Dashboard)
     page.get_by_role("button", name="Verify", exact=True).click()
     done = page.locator(".st-key-work-verify")
     expect(done).to_contain_text("failed", timeout=WORK_MS)
-    assert "passphrase" in done.inner_text() and "not the passphrase" not in done.inner_text()
+    expect(done).to_contain_text("passphrase")
+    expect(done).not_to_contain_text("not the passphrase")
     page.get_by_label("Passphrase of the key", exact=True).fill(PASSPHRASE)
     page.get_by_role("button", name="Verify", exact=True).click()
     expect(page.get_by_role("heading", name="What was found")).to_be_visible(timeout=WORK_MS)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driving import Dashboard, alive, opened, settled, shot, violations
+from driving import Dashboard, alive, opened, person, settled, shot, violations
 from playwright.sync_api import Browser, BrowserContext, expect
 
 WORK_MS = 120_000
@@ -20,8 +20,7 @@ WORK_MS = 120_000
 @pytest.fixture(scope="module")
 def asker(chromium: Browser, dashboard: Dashboard) -> Iterator[BrowserContext]:
     """Somebody who pressed the button for newcomers."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(20_000)
+    context = person(chromium)
     page = opened(context.new_page(), dashboard, "private")
     page.get_by_role("button", name="Train a small model on the digits and make it ready").click()
     expect(page.get_by_role("heading", name="Your question")).to_be_visible(timeout=WORK_MS)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from driving import PAGES, Dashboard, alive, opened, settled
+from driving import PAGES, Dashboard, alive, opened, person, settled
 from playwright.sync_api import Browser, expect
 
 
@@ -82,7 +82,7 @@ def test_no_file_of_the_server_is_served(dashboard: Dashboard) -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere(chromium: Browser, dashboard: Dashboard) -> None:
-    context = chromium.new_context()
+    context = person(chromium)
     asked: list[str] = []
     context.on("request", lambda request: asked.append(request.url))
     page = opened(context.new_page(), dashboard)
@@ -96,7 +96,7 @@ def test_nothing_is_loaded_from_elsewhere(chromium: Browser, dashboard: Dashboar
 def test_ctrl_c_ends_it_and_its_work(chromium: Browser, tmp_path: Path) -> None:
     server = Dashboard(tmp_path).wait()
     try:
-        context = chromium.new_context()
+        context = person(chromium)
         page = opened(context.new_page(), server, "mark")
         settled(page)
         page.get_by_label("Passes over the data").fill("1000")
