@@ -1,6 +1,6 @@
-"""DeepSigns against removal, on MNIST (MLP) and Fashion-MNIST (CNN): one record a cell, resumable.
+"""DeepSigns against removal, on MNIST (MLP) and Fashion-MNIST (CNN, WRN): one record a cell, resumable.
 
-    python benchmarks/watermark_deepsigns.py [--nets mlp,cnn] [--seeds 0,1,2] [--only NAME,...] [--summary]
+    python benchmarks/watermark_deepsigns.py [--nets mlp,cnn,wrn] [--seeds 0,1,2] [--only NAME,...] [--summary]
 
 A cell whose record exists, is ok and was made with the same parameters is skipped. Models are kept in ``build/``.
 Each network is also marked by the paper's recipe (the peer), which gets lighter attacks that it does not survive.
@@ -9,6 +9,7 @@ Each network is also marked by the paper's recipe (the peer), which gets lighter
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +35,12 @@ RECORDS = HERE / "watermark-deepsigns"
 MODELS = HERE.parent / "build" / "benchmarks" / "watermark-deepsigns"
 RATE = 1e-9
 BITS = 256
-NETS = {"mlp": ("deepseal.adapter.zoo:mlp", "mnist"), "cnn": ("deepseal.adapter.zoo:cnn", "fashion-mnist")}
+# architecture, data, training samples (None: all)
+NETS: dict[str, tuple[str, str, int | None]] = {
+    "mlp": ("deepseal.adapter.zoo:mlp", "mnist", None),
+    "cnn": ("deepseal.adapter.zoo:cnn", "fashion-mnist", None),
+    "wrn": ("deepseal.adapter.zoo:wrn", "fashion-mnist", 10_000),
+}
 OWNER = Recipe(epochs=10)
 INDEPENDENT = 10
 STRANGERS = 1000
@@ -45,14 +51,17 @@ class Bench:
 
     def __init__(self, net: str, seed: int) -> None:
         self.net, self.seed = net, seed
-        self.arch, self.source = NETS[net]
+        self.arch, self.source, self.limit = NETS[net]
         self.name = f"{net}-seed{seed}"
         self.rng = Rng(seed).child("benchmark", net)
         self._data: Dataset | None = None
 
     @property
     def data(self) -> Dataset:
-        self._data = self._data or load_data(self.source)
+        if self._data is None:
+            whole = load_data(self.source)
+            fewer = len(whole.train) if self.limit is None else min(self.limit, len(whole.train))
+            self._data = dataclasses.replace(whole, train=whole.train.take(torch.arange(fewer)))
         return self._data
 
     def base(self) -> Classifier:
@@ -206,7 +215,7 @@ def cells(bench: Bench) -> Iterator[tuple[str, DeepSigns, Callable[[Run], None]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", default="mlp,cnn")
+    parser.add_argument("--nets", default="mlp,cnn,wrn")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--only", default="", help="names of cells")
     parser.add_argument("--summary", action="store_true", help="only rewrite the summary from the records")
@@ -221,6 +230,7 @@ def main() -> None:
                 params = {
                     "net": net,
                     "data": bench.source,
+                    **({} if bench.limit is None else {"limit": bench.limit}),
                     "cell": name,
                     "scheme_params": scheme.as_dict(),
                     "steps": [[attack, settings] for attack, settings in {**ATTACKS, **PAPER_CELLS}.get(name, [])],
@@ -245,13 +255,13 @@ def summary(records: list[Record]) -> str:
     most = allowed_errors([0.5] * BITS, RATE)
     made = "Made by `make benchmark-watermark` from the records in this folder"
     lines += [f"{made}; {BITS} bits, at most {most} wrong at {RATE:g}.", ""]
-    for net, (arch, data) in NETS.items():
+    for net, (arch, data, limit) in NETS.items():
         own = [record for record in records if record.params["net"] == net]
         if not own:
             continue
         seeds = sorted({record.seed for record in own if record.seed is not None})
         lines += [
-            f"## {arch.partition(':')[2]} on {data}",
+            f"## {arch.partition(':')[2]} on {data}" + (f", {limit:,} training images" if limit else ""),
             "",
             "Wrong bits (accuracy in %, change against the base in points)",
             "",

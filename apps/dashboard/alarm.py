@@ -168,7 +168,9 @@ def _evaluate(own: Workspace, chosen: Thing) -> None:
         max_selections=_MOST_ATTACKS, help=HELP["attack"],
     )  # fmt: skip
     left, right = st.columns(2)
-    epsilon = left.slider("Strength ε", 0.01, 0.5, 0.15, 0.01, key="evaluated-epsilon", help=HELP["epsilon"])
+    epsilon = left.slider(
+        "Strength ε of these attacks", 0.01, 0.5, 0.15, 0.01, key="evaluated-epsilon", help=HELP["epsilon"]
+    )
     limit = right.select_slider("Inputs to attack, at most", (20, 50, 100, 200, 500, 1_000), value=100, key="limit")
     if st.button("Attack and count", key="evaluate", disabled=not names):
         with look.said(own):

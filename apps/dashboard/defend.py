@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -171,6 +172,7 @@ def _make(own: Workspace) -> None:
         "Detectors", [*presets, *DETECTORS.names()], default=["fast"], key="detectors", help=HELP["detector"],
         max_selections=_MOST_DETECTORS, format_func=lambda n: f"{n} (a set)" if n in presets else n,
     )  # fmt: skip
+    _explained(detectors)
     rate, per_class = _promised("new")
     samples = st.select_slider(
         "Training inputs to fit on, at most", _SAMPLES, value=5_000, key="fit-samples",
@@ -237,3 +239,16 @@ def _promise(monitor: Any, chosen: Thing) -> None:
     )
     for note in monitor.notes:
         st.caption(look.plain(note))
+    with st.expander("What these detectors look at"):
+        _explained([member.detector.name for member in monitor.members])
+
+
+def _explained(names: Sequence[str]) -> None:
+    """A line a detector, and what a set consists of."""
+    from deepseal.defense.base import DETECTORS
+    from deepseal.defense.presets import PRESETS
+
+    members = [member.partition("?")[0] for name in names for member in PRESETS.get(name, (name,))]
+    for name in dict.fromkeys(members):
+        says = (DETECTORS.get(name).__doc__ or "").partition("\n")[0]
+        st.caption(f"**{look.plain(name)}**: {look.plain(says)}")

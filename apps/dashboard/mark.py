@@ -81,7 +81,7 @@ def _train(own: Workspace) -> None:
     with st.form("train", border=False):
         arch = pick.architecture("train", from_file=False)
         left, right = st.columns(2)
-        epochs = left.number_input("Passes over the data", 1, 1000, 10, key="epochs")
+        epochs = left.number_input("Passes over the data (1 to 1,000)", 1, 1000, 10, key="epochs")
         name = right.text_input("Name of the model", own.free("models", "model"), max_chars=60)
         if st.form_submit_button("Train", type="primary", disabled=busy(own, KIND)) and data and arch:
             with look.said(own):

@@ -155,7 +155,19 @@ def _beside(one: Entry, other: Entry) -> None:
 def _facts(entry: Entry) -> list[tuple[str, str]]:
     record = entry.record
     parts = (("", record.results), ("asked: ", record.params), ("of: ", record.fingerprints))
-    return [(f"{before}{name}", value) for before, part in parts for name, value in words.flat(part)]
+    return [
+        (f"{before}{name.replace('_', ' ')}", _short(value))
+        for before, part in parts
+        for name, value in words.flat(part)
+    ]
+
+
+def _short(text: str) -> str:
+    """A number with as many digits as can be compared by eye; the JSON has all of them."""
+    try:
+        return f"{float(text):.6g}" if "." in text else text
+    except ValueError:
+        return text
 
 
 def _end(own: Workspace) -> None:

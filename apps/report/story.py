@@ -24,9 +24,10 @@ _ORDER: dict[Role, int] = {"marked": 0, "attacked": 1, "other": 2, "unmarked": 3
 _GROUPS: dict[Role, str] = {
     "marked": "marked model",
     "attacked": "attacked copies",
-    "other": "other models",
+    "other": "others",
     "unmarked": "before marking",
 }
+_SEVERAL = {"another model": "other models", "a suspect": "suspects"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +160,7 @@ class Lineage:
             role, name = "unmarked", "model before it was marked"
             accuracy = self.originals[model].results.get("accuracy_before", accuracy)
         else:
-            name = "another model"
+            name = "another model" if model in self.trained else "a suspect"
         good, bad = (record, None) if record.status == "ok" else (None, record)
         trained = self.trained.get(model) if role in ("other", "unmarked") else None
         return Row(role, name, file, attacks, accuracy, good, bad, trained)
@@ -223,8 +224,10 @@ def headline(records: Sequence[Record], shown: Sequence[Row]) -> tuple[str, list
     counts = []
     for role, group in _GROUPS.items():
         members = [row for row in decided if row.role == role]
-        if members:
-            counts.append(f"{group} {sum(row.verdict == 'owned' for row in members)} of {len(members)}")
+        for name in sorted({row.name for row in members}) if role == "other" else [""]:
+            some = [row for row in members if name in ("", row.name)]
+            if some:
+                counts.append(f"{_SEVERAL.get(name, group)} {sum(r.verdict == 'owned' for r in some)} of {len(some)}")
     undecided = sum(row.verdict == "inconclusive" for row in decided)
     if undecided:
         counts.append(f"could not decide {undecided}")

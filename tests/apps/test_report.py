@@ -510,10 +510,10 @@ def test_one_verification_gives_a_verdict_in_plain_words(records: list[Record], 
     assert ("no number of wrong bits" in root.one("section", class_="verdict").text) == (verdict == "inconclusive")
 
 
-def test_a_verification_alone_is_of_another_model_named_by_its_file(records: list[Record]) -> None:
+def test_a_verification_alone_is_of_a_suspect_named_by_its_file(records: list[Record]) -> None:
     check = of_kind(records, "watermark.verify")[0]
     (row,) = story.rows([changed(check, params={**check.params, "model": "/home/eve/suspect.safetensors"})])
-    assert (row.role, row.name, row.file, row.accuracy) == ("other", "another model", "suspect.safetensors", None)
+    assert (row.role, row.name, row.file, row.accuracy) == ("other", "a suspect", "suspect.safetensors", None)
     root = check_page(render([check]))
     assert root.all("h2")[0].text == "Owned: the model “marked.safetensors” carries the mark of “Example Ltd”."
     assert cell(check_rows(root)[1], "accuracy").text == "not recorded"
