@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepseal.adapter import Classifier, Split
+from deepseal.adapter import Split
 from deepseal.attacks.base import EVASION, Evasion, Perturbed
-from deepseal.defense.guarded import GuardedModel
+from deepseal.defense.guarded import GuardedModel, victim_of
 from deepseal.defense.monitor import Monitor, fresh
 from deepseal.defense.thresholds import Threshold, realised_interval
 from deepseal.errors import InputError, UnknownNameError
@@ -73,7 +73,7 @@ def attack(monitor: Monitor, test: Split, title: str, method: Evasion, *, rng: R
     Raises:
         InputError: data that the monitor has seen, or a model that the attack cannot be run on.
     """
-    model = _classifier(monitor)
+    model = victim_of(monitor)
     clean = fresh(monitor, test, "judge it on")
     seeded, found = rng.child("attack", title), {}
     if method.name.startswith(ADAPTIVE):
@@ -282,12 +282,6 @@ def _threshold(monitor: Monitor, nominal: float) -> Threshold | None:
         return monitor.threshold(nominal)
     except InputError:
         return None
-
-
-def _classifier(monitor: Monitor) -> Classifier:
-    if not isinstance(monitor.model, Classifier):
-        raise InputError("a model with weights to attack", found="one that only answers", do="use its weights file")
-    return monitor.model
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class GuardedModel:
     output: Output = dataclasses.field(default="logits", init=False)
 
     def __post_init__(self) -> None:
-        _classifier(self.monitor)
+        victim_of(self.monitor)
         self.limit  # noqa: B018 - refuses what cannot be promised
 
     @property
@@ -60,7 +60,7 @@ class GuardedModel:
 
     def logits(self, x: Batch) -> Tensor:
         """The victim's logits, differentiable."""
-        return _classifier(self.monitor).logits(x)
+        return victim_of(self.monitor).logits(x)
 
     def suspicion(self, x: Tensor, *, surrogate: str = "identity") -> Tensor:
         """(N,) combined scores, differentiable in ``x``.
@@ -72,7 +72,7 @@ class GuardedModel:
             raise UnknownNameError("surrogate", surrogate, SURROGATES)
         with torch.enable_grad():
             inputs = x if x.requires_grad else x.detach().requires_grad_(True)
-            context = differentiable_context(_classifier(self.monitor), inputs, self.monitor.taps, surrogate=surrogate)
+            context = differentiable_context(victim_of(self.monitor), inputs, self.monitor.taps, surrogate=surrogate)
             scores = [member.detector.score(context, member.state) for member in self.monitor.members]
             return self.monitor.tails.surprise(torch.stack(scores, dim=1).double()).sum(dim=1).to(scores[0])
 
@@ -116,8 +116,12 @@ def guarded(monitor: Monitor, *, abstain: bool = False) -> Guard:
     return Guard(monitor, abstain)
 
 
-def _classifier(monitor: Monitor) -> Classifier:
+def victim_of(monitor: Monitor) -> Classifier:
+    """The model that a monitor watches.
+
+    Raises:
+        InputError: it only answers, so that nothing can follow its gradients.
+    """
     if not isinstance(monitor.model, Classifier):
-        found, do = "a model that only answers", "attack the model itself"
-        raise InputError("a monitored model whose gradients reach the input", found=found, do=do)
+        raise InputError("a model with weights to attack", found="one that only answers", do="use its weights file")
     return monitor.model

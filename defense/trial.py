@@ -7,12 +7,11 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from deepseal.adapter import Classifier, Split
+from deepseal.adapter import Split
 from deepseal.attacks.base import Evasion
 from deepseal.defense.evaluation import ADAPTIVE
-from deepseal.defense.guarded import GuardedModel
+from deepseal.defense.guarded import GuardedModel, victim_of
 from deepseal.defense.monitor import Monitor
-from deepseal.errors import InputError
 from deepseal.rng import Rng
 
 
@@ -66,7 +65,7 @@ def judged(monitor: Monitor, x: Tensor) -> Judged:
     Raises:
         InputError: a monitor that is not calibrated, a model that only answers, or an input that does not fit.
     """
-    model, batch = _classifier(monitor), x[None]
+    model, batch = victim_of(monitor), x[None]
     monitor.model.spec.check(batch)
     found = monitor.judge(batch)
     return Judged(
@@ -92,7 +91,7 @@ def trial(monitor: Monitor, x: Tensor, method: Evasion, *, rng: Rng) -> Trial:
         InputError: see ``judged``; or a model that the attack cannot be run on.
     """
     before = judged(monitor, x)
-    victim = GuardedModel(monitor) if method.name.startswith(ADAPTIVE) else _classifier(monitor)
+    victim = GuardedModel(monitor) if method.name.startswith(ADAPTIVE) else victim_of(monitor)
     found = method.perturb(victim, Split(x[None], torch.tensor([before.predicted])), rng=rng)
     fooled = bool(found.fooled[0])
     changed = found.x[0] if fooled or found.last is None else found.last[0]
@@ -106,9 +105,3 @@ def trial(monitor: Monitor, x: Tensor, method: Evasion, *, rng: Rng) -> Trial:
         int((difference > 0).sum()),
         float(difference.max()),
     )
-
-
-def _classifier(monitor: Monitor) -> Classifier:
-    if not isinstance(monitor.model, Classifier):
-        raise InputError("a model with weights to attack", found="one that only answers", do="use its weights file")
-    return monitor.model
