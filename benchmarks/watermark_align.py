@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import watermark_deepsigns  # noqa: E402
 from cells import is_done  # noqa: E402
-from watermark_deepsigns import BITS, OWNER, RATE, Bench  # noqa: E402
+from watermark_deepsigns import BITS, RATE, Bench  # noqa: E402
 
 from deepseal.adapter import Classifier, Recipe, initialise, train  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
@@ -41,7 +41,7 @@ NETS: dict[str, tuple[str, str, int | None]] = {
     "wrn": ("deepseal.adapter.zoo:wrn", "fashion-mnist", 10_000),
     "rows": ("streaming:rows", "digits", None),
 }
-OWNERS = {**dict.fromkeys(("mlp", "wrn"), OWNER), **dict.fromkeys(("cnn", "rows"), Recipe(epochs=15, batch_size=64))}
+OWNERS = {**watermark_deepsigns.OWNERS, **dict.fromkeys(("cnn", "rows"), Recipe(epochs=15, batch_size=64))}
 LONGER = {"mlp": 1, "cnn": 5, "wrn": 1, "rows": 5}  # epochs of the innocents, where there are few samples
 FEW = {"relative": 6, "unrelated": 3, "sibling": 3}
 INNOCENTS = {
@@ -201,12 +201,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     watermark_deepsigns.MODELS = watermark_deepsigns.MODELS.parent / "watermark-align"
-    watermark_deepsigns.NETS = NETS
+    watermark_deepsigns.NETS, watermark_deepsigns.OWNERS = NETS, OWNERS
     for folder in (RECORDS, watermark_deepsigns.MODELS):
         folder.mkdir(parents=True, exist_ok=True)
     for net in options.nets.split(",") if not options.summary else ():
         for seed in map(int, options.seeds.split(",")):
-            watermark_deepsigns.OWNER = OWNERS[net]
             bench = AlignBench(net, seed)
             for name, scheme, fill in cells(bench):
                 params = {

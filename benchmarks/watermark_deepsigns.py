@@ -41,7 +41,8 @@ NETS: dict[str, tuple[str, str, int | None]] = {
     "cnn": ("deepseal.adapter.zoo:cnn", "fashion-mnist", None),
     "wrn": ("deepseal.adapter.zoo:wrn", "fashion-mnist", 10_000),
 }
-OWNER = Recipe(epochs=10)
+# With a constant step WRN's last batches decide how good it is: 79 % right, and 89 % after the 320 updates of a mark.
+OWNERS = {**dict.fromkeys(("mlp", "cnn"), Recipe(epochs=10)), "wrn": Recipe(epochs=10, schedule="cosine")}
 INDEPENDENT = 10
 STRANGERS = 1000
 
@@ -52,6 +53,7 @@ class Bench:
     def __init__(self, net: str, seed: int) -> None:
         self.net, self.seed = net, seed
         self.arch, self.source, self.limit = NETS[net]
+        self.owner = OWNERS[net]
         self.name = f"{net}-seed{seed}"
         self.rng = Rng(seed).child("benchmark", net)
         self._data: Dataset | None = None
@@ -91,9 +93,11 @@ class Bench:
 
     def _train(self) -> Classifier:
         start = initialise(self.arch, self.data.spec, self.rng.child("weights"))
-        model = train(start, self.data.train, recipe=OWNER, rng=self.rng.child("train"))
-        updates = OWNER.total_steps(len(self.data.train))
-        return model.copy(metadata={"training": {"recipe": OWNER.as_dict(), "updates": updates, "data": self.source}})
+        model = train(start, self.data.train, recipe=self.owner, rng=self.rng.child("train"))
+        updates = self.owner.total_steps(len(self.data.train))
+        return model.copy(
+            metadata={"training": {"recipe": self.owner.as_dict(), "updates": updates, "data": self.source}}
+        )
 
     def _cached(self, name: str, make: Callable[[], Classifier]) -> Classifier:
         path = MODELS / f"{name}-{CODE}.safetensors"
@@ -193,7 +197,7 @@ def models_cell(bench: Bench, run: Run, scheme: DeepSigns) -> None:
     for index in range(INDEPENDENT):
         rng = bench.rng.child("independent", index)
         start = initialise(bench.arch, bench.data.spec, rng.child("weights"))
-        other = train(start, bench.data.train, recipe=OWNER, rng=rng)
+        other = train(start, bench.data.train, recipe=bench.owner, rng=rng)
         result = verify(other, bench.key(scheme), max_false_positive=RATE)
         rows.append({"bit_errors": result.bit_errors, "p_value": result.p_value, "verdict": result.verdict})
     owned = sum(row["verdict"] == "owned" for row in rows)
@@ -234,7 +238,7 @@ def main() -> None:
                     "cell": name,
                     "scheme_params": scheme.as_dict(),
                     "steps": [[attack, settings] for attack, settings in {**ATTACKS, **PAPER_CELLS}.get(name, [])],
-                    "owner": OWNER.as_dict(),
+                    "owner": bench.owner.as_dict(),
                     "max_false_positive": RATE,
                     "code": CODE,
                 }
