@@ -47,7 +47,7 @@ FEW = {"relative": 6, "unrelated": 3, "sibling": 3}
 INNOCENTS = {
     "mlp": {"relative": 18, "unrelated": 30, "sibling": 6},
     "cnn": FEW,
-    "wrn": FEW,
+    "wrn": {"relative": 3, "unrelated": 3, "sibling": 1},
     "rows": {"relative": 12, "unrelated": 12, "sibling": 12},
 }
 PART = 6

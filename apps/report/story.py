@@ -21,13 +21,14 @@ KNOWN_KINDS = (
     "attack.run",
 )
 _ORDER: dict[Role, int] = {"marked": 0, "attacked": 1, "other": 2, "unmarked": 3}
-_GROUPS: dict[Role, str] = {
-    "marked": "marked model",
-    "attacked": "attacked copies",
-    "other": "others",
-    "unmarked": "before marking",
+_GROUPS = {
+    "marked model": "marked model",
+    "attacked copy": "attacked copies",
+    "attacked copy of another model": "attacked copies",
+    "a suspect": "suspects",
+    "another model": "other models",
+    "model before it was marked": "before marking",
 }
-_SEVERAL = {"another model": "other models", "a suspect": "suspects"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,12 +223,10 @@ def headline(records: Sequence[Record], shown: Sequence[Row]) -> tuple[str, list
         }
         return says.get(row.verdict, f"The verdict on {model} is {row.verdict_in_words}."), remarks
     counts = []
-    for role, group in _GROUPS.items():
-        members = [row for row in decided if row.role == role]
-        for name in sorted({row.name for row in members}) if role == "other" else [""]:
-            some = [row for row in members if name in ("", row.name)]
-            if some:
-                counts.append(f"{_SEVERAL.get(name, group)} {sum(r.verdict == 'owned' for r in some)} of {len(some)}")
+    for group in dict.fromkeys(_GROUPS.values()):
+        members = [row for row in decided if _GROUPS[row.name] == group]
+        if members:
+            counts.append(f"{group} {sum(row.verdict == 'owned' for row in members)} of {len(members)}")
     undecided = sum(row.verdict == "inconclusive" for row in decided)
     if undecided:
         counts.append(f"could not decide {undecided}")

@@ -519,6 +519,14 @@ def test_a_verification_alone_is_of_a_suspect_named_by_its_file(records: list[Re
     assert cell(check_rows(root)[1], "accuracy").text == "not recorded"
 
 
+def test_suspects_are_counted_apart_from_models_that_are_known_to_be_others(records: list[Record]) -> None:
+    check = of_kind(records, "watermark.verify")[0]
+    prints, params = {**check.fingerprints, "model": "e" * 64}, {**check.params, "model": "e.safetensors"}
+    found = changed(check, fingerprints=prints, params=params)
+    _, remarks = story.headline([*records, found], story.rows([*records, found]))
+    assert any("suspects 1 of 1; other models 0 of 1" in remark for remark in remarks)
+
+
 def test_an_attack_on_an_attacked_copy_is_a_chain(records: list[Record]) -> None:
     embed, check = of_kind(records, "watermark.embed")[0], of_kind(records, "watermark.verify")[0]
     first, second = [r for r in of_kind(records, "attack.run") if r.params["attack"] == "prune"][:2]
