@@ -163,6 +163,8 @@ def embed_mark(
             f"embedding made the model better by {gained:.1f} points: did it fit these data before? If it expects "
             "normalised inputs, state them, for instance --data 'data.npz?mean=0.5&std=0.25'"
         )
+    if change.get("accuracy_after", 0.0) < change.get("accuracy_before_interval", [0.0])[0]:
+        warnings.append(f"embedding cost {-gained:.1f} points of accuracy, more than chance explains{_gentler(key)}")
     with pending(out, force=force) as temporary:
         temporary.write_bytes(checkpoint.to_bytes(marked))
         read = _verify_in_fresh_process(temporary, key_file, passphrase, max_false_positive, trust)
@@ -277,6 +279,16 @@ def run_evasion(
     return found
 
 
+def _gentler(key: Key) -> str:
+    """How a new key would cost less: more updates after the marking, or with it."""
+    settle, steps = key.params.get("settle"), key.params.get("steps")
+    if settle == 0:
+        return "; a new key with -p settle=500 gives back a part of it"
+    if isinstance(steps, int):
+        return f"; a new key with -p steps={2 * steps} (twice the updates) usually costs less"
+    return ""
+
+
 def _change(before: Classifier, after: Classifier, test: Split) -> dict[str, Any]:
     """What became of the task: accuracy, or, without classes, how far the answers moved relative to their size."""
     if before.spec.num_classes == 0:
@@ -286,6 +298,7 @@ def _change(before: Classifier, after: Classifier, test: Split) -> dict[str, Any
     was, is_now = before.accuracy(test), after.accuracy(test)
     return {
         "accuracy_before": was.value,
+        "accuracy_before_interval": [was.low, was.high],
         "accuracy_after": is_now.value,
         "accuracy_change_points": 100.0 * (is_now.value - was.value),
         "test_samples": is_now.n,

@@ -31,7 +31,7 @@ def ok(capsys, monkeypatch, folder, line, code=0):
 
 def test_keygen_embed_verify_and_a_server(capsys, monkeypatch, folder):
     keygen = "watermark keygen --model base.safetensors --data digits --scheme adi --owner me --out adi.key"
-    made = ok(capsys, monkeypatch, folder, f"{keygen} -p steps=400 --independent other.safetensors")
+    made = ok(capsys, monkeypatch, folder, f"{keygen} -p steps=30 -p learning_rate=0.1")
     assert (made["triggers"], made["zero_bit"], made["independent_models"]) == (100, True, 1)
     embed = "watermark embed --model base.safetensors --data digits --key adi.key --out marked.safetensors"
     embedded = ok(capsys, monkeypatch, folder, embed)
@@ -55,6 +55,17 @@ def test_keygen_embed_verify_and_a_server(capsys, monkeypatch, folder):
     assert "accepts: 100 of 100 agree" in out
     secret = load_key(folder / "adi.key").secret.hex()
     assert secret not in json.dumps([made, embedded, shown, local])
+
+
+def test_a_mark_that_costs_accuracy_says_how_a_key_would_cost_less(capsys, monkeypatch, folder):
+    keygen = "watermark keygen --model base.safetensors --data digits --owner me --scheme deepsigns --out hard.key"
+    ok(capsys, monkeypatch, folder, f"{keygen} -p steps=30 -p learning_rate=0.1")
+    embed = "watermark embed --model base.safetensors --data digits --key hard.key --out hard.safetensors"
+    embedded = ok(capsys, monkeypatch, folder, embed)
+    assert embedded["accuracy_after"] < embedded["accuracy_before_interval"][0]
+    (warning,) = embedded["warnings"]
+    assert f"cost {-embedded['accuracy_change_points']:.1f} points" in warning
+    assert "-p steps=60 (twice the updates)" in warning
 
 
 def test_white_box_schemes_by_name(capsys, monkeypatch, folder):
