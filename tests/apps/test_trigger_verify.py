@@ -31,7 +31,7 @@ def ok(capsys, monkeypatch, folder, line, code=0):
 
 def test_keygen_embed_verify_and_a_server(capsys, monkeypatch, folder):
     keygen = "watermark keygen --model base.safetensors --data digits --scheme adi --owner me --out adi.key"
-    made = ok(capsys, monkeypatch, folder, f"{keygen} -p steps=30 -p learning_rate=0.1")
+    made = ok(capsys, monkeypatch, folder, f"{keygen} -p steps=400 --independent other.safetensors")
     assert (made["triggers"], made["zero_bit"], made["independent_models"]) == (100, True, 1)
     embed = "watermark embed --model base.safetensors --data digits --key adi.key --out marked.safetensors"
     embedded = ok(capsys, monkeypatch, folder, embed)

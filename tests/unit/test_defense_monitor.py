@@ -59,9 +59,9 @@ def test_judging_alone_or_together_is_the_same(monitor, parts):
     x = parts[2].tensor[:12]
     together = monitor.judge(x)
     alone = [monitor.judge(x[i : i + 1]) for i in range(12)]
-    assert torch.allclose(together.score, torch.cat([one.score for one in alone]), atol=1e-4)
+    assert torch.allclose(together.score, torch.cat([one.score for one in alone]), atol=1e-3)
     assert torch.equal(together.predicted, torch.cat([one.predicted for one in alone]))
-    assert torch.allclose(monitor.judge(x.flip(0)).score.flip(0), together.score, atol=1e-4)
+    assert torch.allclose(monitor.judge(x.flip(0)).score.flip(0), together.score, atol=1e-3)
     assert monitor.judge(x, batch=5).score.shape == (12,)
 
 
@@ -241,7 +241,7 @@ def test_gradients_of_scores_are_right(base, parts, name):
 
     leaf = x.clone().requires_grad_(True)
     (gradient,) = torch.autograd.grad(score(leaf).sum(), leaf)
-    step = 1e-6
+    step = 1e-8  # so small that hardly any ReLU turns between the two ends
     ends = [score((x + sign * step * direction).requires_grad_(True)).detach() for sign in (1, -1)]
     expected = (gradient * direction).flatten(1).sum(dim=1)
     found = (ends[0] - ends[1]) / (2 * step)
