@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "browser"))
 
-from driving import CHROMIUM, FLAGS, RECORDS, Dashboard, opened, person, settled
+from driving import CHROMIUM, FLAGS, RECORDS, Dashboard, choose, opened, person, settled
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from deepseal.record import Run, read_record
@@ -109,6 +109,28 @@ def large_comparison(browser: Browser, server: Dashboard) -> float:
     return taken
 
 
+def strengths(browser: Browser, server: Dashboard) -> dict[str, list[float]]:
+    """From a press on the slider of an attack's strength until the attacked input, judged again, is there."""
+    page = opened(person(browser).new_page(), server, "defend")
+    page.get_by_role("button", name="Train a small model on the digits and fit a monitor").click()
+    expect(page.get_by_role("heading", name="Try it")).to_be_visible(timeout=120_000)
+    slider = page.get_by_role("slider", name="Strength ε").first
+    found: dict[str, list[float]] = {}
+    for attack, title in (("fgsm", "FGSM: one step"), ("pgd", "PGD: many small steps")):
+        choose(page, "Attack", title)
+        taken = []
+        for _ in range(RUNS + 1):
+            settled(page)
+            larger = float(slider.evaluate("e => e.getAttribute('aria-valuenow') ?? e.value")) + 0.01
+            answer = page.get_by_text(f"by at most {larger:.3g};", exact=False)
+            taken.append(
+                shown_after(page, lambda: slider.press("ArrowRight"), seen=lambda a=answer: expect(a).to_be_visible())
+            )
+        found[f"strength of {attack}"] = taken[1:]  # what is loaded once is loaded now
+    page.context.close()
+    return found
+
+
 def main() -> None:
     run = Run("benchmark.dashboard", params={"runs": RUNS, "limits_seconds": LIMITS, "trials": SCHEMES * ATTACKS})
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
@@ -125,12 +147,14 @@ def main() -> None:
             interactions(browser, server)  # what is loaded once is loaded now
             acts = [interactions(browser, server) for _ in range(RUNS)]
             matrices = [large_comparison(browser, server) for _ in range(RUNS)]
+            moved = strengths(browser, server)
         finally:
             server.stop()
         browser.close()
     run.results.update(
         first_page_seconds=spread(starts),
-        interaction_seconds={name: spread([act[name] for act in acts]) for name in acts[0]},
+        interaction_seconds={name: spread([act[name] for act in acts]) for name in acts[0]}
+        | {name: spread(taken) for name, taken in moved.items()},
         large_comparison_seconds=spread(matrices),
     )
     run.params["load_average"] = [round(load, 2) for load in os.getloadavg()]
