@@ -42,12 +42,18 @@ def find_target(name: str) -> Callable[..., Any]:
         if added and here in sys.path:
             sys.path.remove(here)
     if not hasattr(module, attribute):
-        public = [known for known in vars(module) if not known.startswith("_")]
-        raise UnknownNameError(f"function in {module_name}", attribute, public)
+        raise UnknownNameError(f"function in {module_name}", attribute, _own_functions(module_name, vars(module)))
     found = getattr(module, attribute)
     if not callable(found):
         raise InputError(f"a function {attribute} in {module_name}", found=type(found).__name__, do="name a function")
     return found  # type: ignore[no-any-return]
+
+
+def _own_functions(module_name: str, names: dict[str, Any]) -> list[str]:
+    """The public callables that the module, or its package, defines: what it imports from elsewhere is not meant."""
+    public = {name: value for name, value in names.items() if not name.startswith("_") and callable(value)}
+    inside = f"{module_name}."
+    return [name for name, value in public.items() if f"{getattr(value, '__module__', '')}.".startswith(inside)]
 
 
 def call_target(target: str, **offered: Any) -> Any:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,9 +72,10 @@ class Bench:
         return self._cached(f"{self.name}-base", self._train)
 
     def key(self, scheme: DeepSigns) -> Key:
-        path = MODELS / f"{self.name}-{scheme.recipe}-{scheme.steps}-{CODE}.key"
-        if path.exists() and (key := load_key(path)).params == scheme.as_dict():
-            return key
+        drawn = hashlib.sha256(json.dumps(scheme.as_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        path = MODELS / f"{self.name}-{scheme.recipe}-{drawn}-{CODE}.key"
+        if path.exists():
+            return load_key(path)
         key = scheme.keygen(self.base(), self.data.train, owner="Example Ltd", rng=self.rng.child("key"))
         save_key(key, path, force=True)
         return key
@@ -131,11 +134,6 @@ PAPER = {
 
 
 PAPER_CELLS = {f"paper-{name}": steps for name, steps in PAPER.items()}
-# With twice the updates, for networks that lose more than they should with the usual number.
-TWICE = {"twice-none": [], "twice-prune-0.95": [("prune", {"sparsity": 0.95})]}
-TWICE_FOR = ("wrn",)
-EVERY = {**ATTACKS, **TWICE, **PAPER_CELLS}
-
 
 CODE = code()
 
@@ -152,6 +150,7 @@ def attack_cell(bench: Bench, run: Run, scheme: DeepSigns, steps: list[tuple[str
     run.results.update(
         result.as_dict(),
         accuracy_base=base.accuracy(bench.data.test).value,
+        rounds=int(marked.metadata["rounds"]),
         accuracy_marked=marked.accuracy(bench.data.test).value,
         accuracy=model.accuracy(bench.data.test).as_dict(),
         evidence=evidence,
@@ -214,9 +213,6 @@ def cells(bench: Bench) -> Iterator[tuple[str, DeepSigns, Callable[[Run], None]]
     yield "cost", robust, lambda run: cost_cell(bench, run, robust)
     for name, steps in ATTACKS.items():
         yield name, robust, lambda run, steps=steps: attack_cell(bench, run, robust, steps)
-    twice = DeepSigns(bits=BITS, steps=2 * robust.settings(bench.data.spec).steps)
-    for name, steps in TWICE.items() if bench.net in TWICE_FOR else ():
-        yield name, twice, lambda run, steps=steps: attack_cell(bench, run, twice, steps)
     for name, steps in PAPER.items():
         yield f"paper-{name}", paper, lambda run, steps=steps: attack_cell(bench, run, paper, steps)
     yield "strangers", robust, lambda run: keys_cell(bench, run, robust)
@@ -244,9 +240,7 @@ def main() -> None:
                     **({} if bench.limit is None else {"limit": bench.limit}),
                     "cell": name,
                     "scheme_params": scheme.as_dict(),
-                    "steps": [
-                        [attack, settings] for attack, settings in {**ATTACKS, **TWICE, **PAPER_CELLS}.get(name, [])
-                    ],
+                    "steps": [[attack, settings] for attack, settings in {**ATTACKS, **PAPER_CELLS}.get(name, [])],
                     "owner": bench.owner.as_dict(),
                     "max_false_positive": RATE,
                     "code": CODE,
@@ -280,7 +274,7 @@ def summary(records: list[Record]) -> str:
             "",
         ]
         lines += ["| attack | " + " | ".join(f"seed {seed}" for seed in seeds) + " |", "|---" * (len(seeds) + 1) + "|"]
-        names = [*ATTACKS, *TWICE, *(f"paper-{name}" for name in PAPER)]
+        names = [*ATTACKS, *(f"paper-{name}" for name in PAPER)]
         by_cell = {(record.params["cell"], record.seed): record.results for record in own}
         for name in names:
             row = [_shown(by_cell.get((name, seed))) for seed in seeds]

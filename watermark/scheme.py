@@ -78,7 +78,7 @@ class Scheme(Protocol):
 
     @property
     def rounds(self) -> int:
-        """Most rounds of embedding; another one follows while a bit reads wrong."""
+        """Most rounds of embedding; another one follows while a bit reads wrong, or the answers have not settled."""
         ...
 
     def as_dict(self) -> dict[str, Any]:
@@ -168,6 +168,8 @@ def embedding_rounds(
 ) -> Iterator[Classifier]:
     """The copy as each round of embedding leaves it, until every bit reads right or the scheme's rounds are spent.
 
+    A scheme that has a method ``settled(model, marked, data)`` goes on as well until that says yes.
+
     ``watch`` sees the training and its loss after each update.
 
     Raises:
@@ -175,12 +177,13 @@ def embedding_rounds(
         TrainingError: the embedding diverged.
     """
     scheme, marked = scheme_of(key), None
+    settled = getattr(scheme, "settled", lambda *_: True)
     for index in range(scheme.rounds):
         own = rng.child("round", index) if index else rng
         marked = scheme.embedding(model, data, key, rng=own, start=marked).run(progress, watch)
         yield marked
         read = scheme.decode(scheme.observe(marked, key), key)
-        if bool(np.all(read.usable & (read.bits == key.message()))):
+        if bool(np.all(read.usable & (read.bits == key.message()))) and settled(model, marked, data):
             return
 
 

@@ -57,7 +57,7 @@ class Parameters:
         for name, value in values.items():
             if name not in fields:
                 raise UnknownNameError("parameter", name, fields)
-            built[name] = _read(name, value, hints[name]) if isinstance(value, str) else _untuple(value)
+            built[name] = _read(fields[name], value, hints[name]) if isinstance(value, str) else _untuple(value)
         return cls(**built)
 
     @classmethod
@@ -106,7 +106,10 @@ def _type_name(hint: Any) -> str:
     return " or ".join("list" if name == "tuple" else name for name in names)
 
 
-def _read(name: str, text: str, hint: Any) -> Any:
+_WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "tuple": "values with commas"}
+
+
+def _read(field: dataclasses.Field[Any], text: str, hint: Any) -> Any:
     options = _options(hint)
     if type(None) in options and text.lower() in ("none", ""):
         return None
@@ -123,7 +126,12 @@ def _read(name: str, text: str, hint: Any) -> Any:
                 return text
         except (ValueError, KeyError):
             continue
-    raise InputError(f"{name} as {_type_name(hint)}", found=repr(text), do=f"give {name}={_type_name(hint)}")
+    kinds = [getattr(option, "__name__", str(option)) for option in options if option is not type(None)]
+    wanted = " or ".join(_WORDS.get(kind, kind) for kind in kinds)
+    known = (value for value in (field.default, field.metadata.get("minimum")) if value is not None)
+    example = next(known, 1)
+    shown = ",".join(map(str, example)) if isinstance(example, tuple) else str(example).lower()
+    raise InputError(f"{field.name} as {wanted}", found=repr(text), do=f"write for instance {field.name}={shown}")
 
 
 def _allowed(field: dataclasses.Field[Any]) -> str:

@@ -295,7 +295,7 @@ class TestBadInput:
         [
             (f"{KEYGEN} -p layers=fc9", ["known layer", "'fc9'", "'fc1'"]),
             (f"{KEYGEN} -p bits=99999", ["bits a carrier"]),
-            (f"{KEYGEN} -p bits=many", ["bits as int", "'many'"]),
+            (f"{KEYGEN} -p bits=many", ["bits as a whole number", "'many'"]),
             (f"{KEYGEN} -p bts=64", ["'bits'"]),
             (f"{KEYGEN} -p bits", ["name=value"]),
             (f"{KEYGEN} -p carriers=11", ["carrier classes 0 … 9"]),

@@ -62,7 +62,7 @@ class TestParameters:
         [
             ({"share": "1.5"}, "share in the range"),
             ({"share": "nan"}, "share in the range"),
-            ({"share": "much"}, "share as float"),
+            ({"share": "much"}, "share as a number"),
             ({"count": "0"}, "count in the range"),
             ({"mode": "fats"}, "'fast'"),
             ({"shore": "1"}, "'share'"),

@@ -177,6 +177,24 @@ class TestDeepSigns:
         once = dataclasses.replace(quick, params={**quick.params, "rounds": 1})
         assert len(list(embedding_rounds(base, digits.train, once, rng=Rng(4)))) == 1
 
+    def test_rounds_end_when_the_answers_have_settled(self, base, digits):
+        """A step size that leaves the network far off: every bit reads right at once, the answers take longer."""
+        rough = DeepSigns(bits=32, steps=15, learning_rate=0.02, rounds=40)
+        key = rough.keygen(base, digits.train, owner="me", rng=Rng(5))
+        copies = list(embedding_rounds(base, digits.train, key, rng=Rng(5)))
+        first = extract(copies[0], key)
+        lost = [base.accuracy(digits.train).value - copy.accuracy(digits.train).value for copy in copies]
+        assert (first.bits == key.message()).all()
+        assert 1 < len(copies) < 40
+        assert min(lost[:-1]) > 0.03 >= lost[-1]
+
+    def test_only_labels_can_be_found_back_to(self, base, digits):
+        other = initialise("deepseal.adapter.zoo:mlp", base.spec, Rng(9))
+        assert not DeepSigns().settled(base, other, digits.train)
+        assert DeepSigns().settled(other, base, digits.train)
+        for recipe in ("gentle", "paper"):
+            assert DeepSigns(recipe=recipe).settled(base, other, digits.train)
+
     def test_projection_is_the_secret_not_the_triggers(self, marked, key, digits):
         """Other images of the same classes read the mark too; another secret on the same triggers reads coins."""
         x, y = digits.test.x, digits.test.y
