@@ -43,17 +43,18 @@ def compare(
 
     All verdicts are the schemes' own at the stated rate. The folder keeps a small file for every cell: an interrupted
     comparison goes on when the same command is given again. It ends with record.json, report.html and tables.md there.
-    Parameters of a scheme are given as -p scheme.name=value.
+    Parameters of a scheme are given as -p scheme.name=value, those of the owner's training as -p owner.name=value.
     """
     with running("watermark.compare", json=json, record=record, force=True, seed=seed) as (run, _):
-        from deepseal.apps.compare.plan import Plan, parse_attacks, parse_schemes, parse_sizes
+        from deepseal.apps.compare.plan import Plan, parse_attacks, parse_owner, parse_schemes, parse_sizes
         from deepseal.apps.compare.run import Mode
         from deepseal.apps.compare.run import compare as run_comparison
 
+        compared = parse_schemes(schemes, param or [])
         plan = Plan(
             data=tuple(data),
             archs=tuple(arch),
-            schemes=parse_schemes(schemes, param or []),
+            schemes=compared,
             attacks=parse_attacks(attacks),
             seeds=seeds,
             first_seed=seed,
@@ -62,6 +63,7 @@ def compare(
             keys=keys,
             sizes=parse_sizes(sizes),
             epochs=epochs,
+            owner=parse_owner(param or [], [name for name, _ in compared]),
             limit=limit,
             false_positive=false_positive,
         )

@@ -86,6 +86,8 @@ FULL = (
 )
 SETS: dict[str, tuple[Attack, ...]] = {"quick": QUICK, "standard": STANDARD, "full": FULL, "none": ()}
 
+OWNER = "owner"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -102,6 +104,7 @@ class Plan:
         keys: strangers' keys a scheme, net and payload, for the empirical null.
         sizes: factors of each scheme's number of bits or triggers, for its capacity.
         epochs, limit: the owner's training: passes, and the most samples used (None for all).
+        owner: further parameters of the owner's training, as of `model train`.
         false_positive: rate at which every verdict is given.
     """
 
@@ -116,6 +119,7 @@ class Plan:
     keys: int = 1000
     sizes: tuple[float, ...] = (0.25, 2.0, 8.0)
     epochs: int = 10
+    owner: Settings = dataclasses.field(default_factory=dict)
     limit: int | None = None
     false_positive: float = 1e-6
 
@@ -134,19 +138,20 @@ class Plan:
     @property
     def recipe(self) -> Recipe:
         """How the owner trains."""
-        return Recipe(epochs=self.epochs)
+        return Recipe.from_mapping({"epochs": self.epochs, **self.owner})
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
             **dataclasses.asdict(self),
+            "owner": dict(self.owner),
             "schemes": {name: dict(params) for name, params in self.schemes},
             "attacks": [{"attack": a.name, "attack_params": dict(a.params)} for a in self.attacks],
             "recipe": self.recipe.as_dict(),
         }
 
 
-def parse_schemes(text: str, params: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
+def parse_schemes(text: str, params: Sequence[str] = ()) -> tuple[tuple[str, Settings], ...]:
     """``all`` or names with commas, and parameters as ``scheme.name=value``.
 
     Raises:
@@ -156,14 +161,32 @@ def parse_schemes(text: str, params: Sequence[str]) -> tuple[tuple[str, Settings
     names = SCHEMES.names() if text == "all" else _words(text, "scheme")
     for name in names:
         SCHEMES.get(name)
-    stated: dict[str, dict[str, str]] = {name: {} for name in names}
+    stated = _by_subject(params, [*names, OWNER])
+    return tuple((name, _stated(SCHEMES.build(name, stated[name]), stated[name])) for name in names)
+
+
+def parse_owner(params: Sequence[str], schemes: Sequence[str]) -> Settings:
+    """Parameters of the owner's training, given as ``owner.name=value`` among those of the schemes.
+
+    Raises:
+        UnknownNameError: training has no such parameter.
+        InputError: a value that it refuses, or its length, which has options of its own.
+    """
+    given = _by_subject(params, [*schemes, OWNER])[OWNER]
+    if fixed := {"epochs", "steps"} & set(given):
+        raise InputError("the owner's passes as --epochs", found=f"owner.{min(fixed)}", do="give --epochs instead")
+    return _stated(Recipe.from_mapping(given), given)
+
+
+def _by_subject(params: Sequence[str], subjects: Sequence[str]) -> dict[str, dict[str, str]]:
+    stated: dict[str, dict[str, str]] = {name: {} for name in subjects}
     for full, value in pairs(params).items():
-        scheme, dot, name = full.partition(".")
-        if not dot or scheme not in stated:
-            found = repr(full)
-            raise InputError("a parameter as scheme.name=value, of a compared scheme", found=found, do="correct it")
-        stated[scheme][name] = value
-    return tuple((name, _stated(SCHEMES.build(name, given), given)) for name, given in stated.items())
+        subject, dot, name = full.partition(".")
+        if not dot or subject not in stated:
+            wanted = "a parameter as scheme.name=value, of a compared scheme, or as owner.name=value"
+            raise InputError(wanted, found=repr(full), do="correct it")
+        stated[subject][name] = value
+    return stated
 
 
 def parse_attacks(text: str) -> tuple[Attack, ...]:

@@ -65,6 +65,7 @@ def _pair(bench: Bench) -> dict[str, Any]:
         "arch": bench.arch,
         "parameters": bench.parameters,
         "training_samples": len(bench.data.train),
+        "recipe": bench.plan.recipe.as_dict(),
         "test_samples": len(bench.data.test),
         "cells": {"measured": len(cells), "planned": len([job for job in listed if job.needs()])},
         "nets": len(owned),

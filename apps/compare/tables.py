@@ -52,9 +52,18 @@ def about(pair: Mapping[str, Any]) -> str:
     nets = "1 net is marked" if pair["nets"] == 1 else f"{pair['nets']} nets are marked"
     return (
         f"{nets}, {payloads} (accuracy {between(pair['accuracy'], '{:.2f}', 100)} % before,"
-        f" {pair['parameters']:,} parameters, {pair['training_samples']:,} training samples,"
+        f" {pair['parameters']:,} parameters, {pair['training_samples']:,} training samples{_trained(pair)},"
         f" {pair['test_samples']:,} test samples); {pair['independent_nets']} further nets know no key."
     )
+
+
+def _trained(pair: Mapping[str, Any]) -> str:
+    """How the owner trained; records of earlier versions do not say."""
+    recipe = pair.get("recipe")
+    if recipe is None:
+        return ""
+    steps = f"{recipe['epochs']} epochs of {recipe['optimizer']}, step size {recipe['learning_rate']:g}"
+    return f" ({steps}, {words.clean(recipe['schedule'])})"
 
 
 def tables(pair: Mapping[str, Any]) -> Iterator[Table]:

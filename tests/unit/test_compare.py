@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from deepseal.adapter import Recipe
 from deepseal.apps.compare import sources
-from deepseal.apps.compare.plan import SETS, Attack, Plan, asks_for, parse_attacks, parse_schemes, size_parameter
+from deepseal.apps.compare.plan import (
+    SETS,
+    Attack,
+    Plan,
+    asks_for,
+    parse_attacks,
+    parse_owner,
+    parse_schemes,
+    size_parameter,
+)
 from deepseal.apps.compare.properties import describe, inferred
 from deepseal.attacks import REMOVAL
 from deepseal.errors import DeepSealError, InputError
@@ -29,6 +39,20 @@ class TestPlan:
     def test_wrong_parameters_are_refused(self, text):
         with pytest.raises(DeepSealError):
             parse_schemes("adi,uchida", [text])
+
+    def test_the_owner_s_training_has_parameters(self):
+        params = ["owner.schedule=cosine", "adi.steps=5", "owner.learning_rate=0.01"]
+        assert parse_schemes("adi", params) == (("adi", {"steps": 5}),)
+        owner = parse_owner(params, ["adi"])
+        assert owner == {"schedule": "cosine", "learning_rate": 0.01}
+        recipe = Plan(data=("digits",), archs=("m:f",), schemes=(), epochs=3, owner=owner).recipe
+        assert (recipe.epochs, recipe.schedule, recipe.learning_rate) == (3, "cosine", 0.01)
+        assert Plan(data=("digits",), archs=("m:f",), schemes=()).recipe == Recipe(epochs=10)
+
+    @pytest.mark.parametrize("text", ["owner.no=1", "owner.schedule=square", "owner.epochs=3", "owner.steps=9"])
+    def test_wrong_parameters_of_training_are_refused(self, text):
+        with pytest.raises(DeepSealError):
+            parse_owner([text], ["adi"])
 
     @pytest.mark.parametrize("name", SETS)
     def test_every_attack_of_a_set_can_be_built(self, name):
