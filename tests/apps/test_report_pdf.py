@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pypdf import PdfReader
+from report_records import ANY, HOSTILE, ODD, RECORDS, changed, of_kind, poisoned
 from reportlab.pdfbase import pdfmetrics
-from test_report import ANY, HOSTILE, ODD, RECORDS, changed, of_kind, poisoned
 
 from deepseal.apps.report import comparison, html, paper, story, words
 from deepseal.apps.report.markup import parse
