@@ -9,10 +9,10 @@ import time
 
 import numpy as np
 import pytest
+from channels import frame, pair
 from parties import party, together
 from test_mixed import drawn
 from test_server import reals, serving, wait_for
-from test_transport import frame, pair
 
 from deepseal.errors import ProtocolError, TransportError
 from deepseal.secure_inference.compile.simulate import simulate
