@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from delegations import Place, opened
 from parties import Party, open_descriptors, party
+from test_mixed import NETWORKS, compiled
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,10 @@ def nothing_stays_open(certified: Party) -> Iterator[None]:
         assert threading.active_count() <= threads
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """A server and a proxy of a small dense network."""
+    with opened(*compiled(NETWORKS["dense"]())) as made:
+        yield made
