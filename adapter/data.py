@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import hashlib
 import io
-import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from deepseal.adapter.inputs import Batch, each, single
 from deepseal.adapter.spec import InputSpec
 from deepseal.adapter.targets import call_target, split_target
 from deepseal.errors import InputError, UnknownNameError, understood
-from deepseal.files import read_bytes
+from deepseal.files import data_folders, read_bytes
 from deepseal.rng import Rng
 
 HELD_OUT = 10_000
@@ -179,13 +178,6 @@ _BUILT_IN: dict[str, Callable[[], Dataset]] = {
     "fashion-mnist": lambda: _idx_images("fashion-mnist", "fashion-mnist"),
     "isolet": _isolet,
 }
-
-
-def data_folders() -> list[Path]:
-    """Where data sets are looked for: ``DEEPSEAL_DATA``, then the usual places."""
-    stated = os.environ.get("DEEPSEAL_DATA")
-    usual = [Path.home() / ".cache" / "deepseal", Path("/usr/share/datasets")]
-    return [Path(stated), *usual] if stated else usual
 
 
 def _folder(name: str, member: str) -> Path:

@@ -22,9 +22,9 @@ def info(json: Json = False) -> None:
         import torch
 
         from deepseal import _native
-        from deepseal.adapter.data import data_folders
         from deepseal.attacks import EVASION, QUERY, REMOVAL
         from deepseal.defense.base import DETECTORS
+        from deepseal.files import data_folders
         from deepseal.watermark import SCHEMES
 
         run.results.update(

@@ -16,6 +16,7 @@ from deepseal.apps.dashboard.jobs import Step
 from deepseal.apps.dashboard.look import HELP, said
 from deepseal.apps.dashboard.workspace import Kind, Thing, Workspace
 from deepseal.errors import InputError
+from deepseal.files import data_folders
 
 _SETS = {
     "digits": ("handwritten digits, 8 x 8 pixels (comes with the installation)", None),
@@ -201,13 +202,7 @@ def _of_shelf(
 
 def _is_here(name: str) -> bool:
     member = _SETS[name][1]
-    if member is None:
-        return True
-    import os
-
-    stated = os.environ.get("DEEPSEAL_DATA")
-    usual = [Path.home() / ".cache" / "deepseal", Path("/usr/share/datasets")]
-    return any((root / member).is_file() for root in [*([Path(stated)] if stated else []), *usual])
+    return member is None or any((root / member).is_file() for root in data_folders())
 
 
 def _kept(own: Workspace, kind: Kind, name: str, content: bytes, about: dict[str, Any] | None = None) -> Thing:

@@ -54,9 +54,12 @@ class Workspace:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._make_folders()
+
+    def _make_folders(self) -> None:
         for name in (*KINDS, "records", "jobs"):
-            (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        root.chmod(0o700)
+            (self.root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.root.chmod(0o700)
 
     @property
     def records(self) -> Path:
@@ -150,7 +153,7 @@ class Workspace:
     def forget(self) -> None:
         """Delete everything."""
         shutil.rmtree(self.root, ignore_errors=True)
-        self.__init__(self.root)  # type: ignore[misc]
+        self._make_folders()
 
     def _about(self, kind: Kind, name: str) -> Path:
         return self.root / kind / f"{name}.json"

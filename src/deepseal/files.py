@@ -1,4 +1,4 @@
-"""Writing files so that a failure leaves nothing half done, and nothing is overwritten unasked."""
+"""Files: where data sets lie, and writing so that a failure leaves nothing half done and nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ _REASONS = {
     errno.EISDIR: "that is a folder",
     errno.ENAMETOOLONG: "the name is too long",
 }
+
+
+def data_folders() -> list[Path]:
+    """Where data sets are looked for: ``DEEPSEAL_DATA``, then the usual places."""
+    stated = os.environ.get("DEEPSEAL_DATA")
+    usual = [Path.home() / ".cache" / "deepseal", Path("/usr/share/datasets")]
+    return [Path(stated), *usual] if stated else usual
 
 
 def check_writable(path: Path, *, force: bool = False) -> None:
