@@ -298,10 +298,10 @@ def summary(records: list[Record]) -> str:
         f"Wrong of 64 bits, 41 keys a bit, **bold** where `owned` at {RATE:g}; after it test accuracy.",
         "",
     ]
-    for net, (arch, data, count, epochs, _, schedule) in NETS.items():
-        lines.append(
-            f"- {net}: `{arch}`, {count:,} images of {data}, {epochs} epochs of Adam 1e-3, {schedule} step size"
-        )
+    settings = {record.params["net"]: record.params["setting"] for record in records}
+    for net, (arch, data, count, epochs, *rest) in settings.items():
+        recipe = f"{epochs} epochs of Adam 1e-3, {rest[1] if len(rest) > 1 else 'constant'} step size"
+        lines.append(f"- {net}: `{arch}`, {count:,} images of {data}, {recipe}")
     lines += ["", "| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for title in records[0].results["models"] if records else ():
         row = [_shown(record.results["models"][title]) for record in records]
