@@ -42,6 +42,7 @@ class Verification:
             not reach that rate even without an error, or when strangers' keys reach it on the same model.
         bits: readable bits; ``erasures`` are those whose score is numerical noise.
         bit_errors: readable bits that differ from the message.
+        expected_errors: how many would on average, on a model that is independent of the key.
         p_value: probability of so few errors on a model that is independent of the key (exact).
         max_false_positive: the stated rate; ``tried`` divides it (keys or models that were tried).
         threshold: most errors that give ``owned``; None when no number does.
@@ -59,6 +60,7 @@ class Verification:
     erasures: int
     bit_errors: int
     bit_error_rate: float
+    expected_errors: float
     p_value: float
     max_false_positive: float
     tried: int
@@ -128,6 +130,7 @@ def verify(
         erasures=len(usable) - bits,
         bit_errors=errors,
         bit_error_rate=errors / bits if bits else float("nan"),
+        expected_errors=float((1.0 - extraction.chance[usable]).sum()),
         p_value=p,
         max_false_positive=max_false_positive,
         tried=tried,

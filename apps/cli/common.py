@@ -186,7 +186,7 @@ def passphrase(file: Path | None, *, new: bool = False, prompt: bool = True) -> 
         from deepseal.files import read_bytes
 
         try:
-            text = read_bytes(file, "a passphrase file").decode()
+            text = read_bytes(file, "a passphrase file", limit=2**20, pipes=True).decode()
         except UnicodeDecodeError as error:
             raise InputError("a passphrase as UTF-8 text", found="other bytes", do="write it as text") from error
         return _sound(text.partition("\n")[0].removesuffix("\r"), f"the first line of {file}")

@@ -45,7 +45,8 @@ def compare(
     comparison goes on when the same command is given again. It ends with record.json, report.html and tables.md there.
     Parameters of a scheme are given as -p scheme.name=value, those of the owner's training as -p owner.name=value.
     """
-    with running("watermark.compare", json=json, record=record, force=True, seed=seed) as (run, _):
+    own = tuple(out / name for name in ("record.json", "report.html", "tables.md"))
+    with running("watermark.compare", json=json, record=record, force=True, seed=seed, inputs=own) as (run, _):
         from deepseal.apps.compare.plan import Plan, parse_attacks, parse_owner, parse_schemes, parse_sizes
         from deepseal.apps.compare.run import Mode
         from deepseal.apps.compare.run import compare as run_comparison

@@ -40,12 +40,20 @@ def train(
     json: Json = False,
     record: RecordFile = None,
 ) -> None:
-    """Train a model. Parameters (-p): optimizer, learning_rate, batch_size, momentum, weight_decay, schedule."""
+    """Train a model.
+
+    Parameters (-p): optimizer, learning_rate, batch_size, momentum, weight_decay, schedule; steps (updates, in place of
+    --epochs), restart, relative.
+    """
     with running("model.train", json=json, record=record, force=force, seed=seed, out=out) as (run, _):
         from deepseal.adapter import Recipe, load_data
         from deepseal.apps.workflow import train_model
+        from deepseal.errors import InputError
 
-        recipe = Recipe.from_mapping({"epochs": epochs, **parameters(param)})
+        given = parameters(param)
+        if "epochs" in given:
+            raise InputError("passes as --epochs", found="-p epochs", do="give --epochs instead")
+        recipe = Recipe.from_mapping({"epochs": epochs, **given})
         dataset = load_data(data)
         train_model(run, arch=arch, dataset=dataset, recipe=recipe, seed=seed, out=out, force=force, report=progress)
 

@@ -31,7 +31,7 @@ def show_(records: Records, json: Json = False) -> None:
 @app.command()
 def html(records: Records, out: Out, title: Title = None, force: Force = False, json: Json = False) -> None:
     """One self-contained page from records."""
-    with running("report.html", json=json, record=None) as (run, _):
+    with running("report.html", json=json, record=None, out=out, inputs=tuple(records)) as (run, _):
         from deepseal.apps.report.html import render
 
         _write(run, records, out, lambda given: render(given, title=title).encode(), force=force)
@@ -40,7 +40,7 @@ def html(records: Records, out: Out, title: Title = None, force: Force = False, 
 @app.command()
 def pdf(records: Records, out: Out, title: Title = None, force: Force = False, json: Json = False) -> None:
     """The same as a PDF file with numbered pages."""
-    with running("report.pdf", json=json, record=None) as (run, _):
+    with running("report.pdf", json=json, record=None, out=out, inputs=tuple(records)) as (run, _):
         from deepseal.apps.report.pdf import render
 
         _write(run, records, out, lambda given: render(given, title=title), force=force)

@@ -169,12 +169,16 @@ def parse_owner(params: Sequence[str], schemes: Sequence[str]) -> Settings:
     """Parameters of the owner's training, given as ``owner.name=value`` among those of the schemes.
 
     Raises:
-        UnknownNameError: training has no such parameter.
-        InputError: a value that it refuses, or its length, which has options of its own.
+        InputError: a parameter that training does not have, a value that it refuses, or its length, which has an
+            option of its own.
     """
     given = _by_subject(params, [*schemes, OWNER])[OWNER]
     if fixed := {"epochs", "steps"} & set(given):
         raise InputError("the owner's passes as --epochs", found=f"owner.{min(fixed)}", do="give --epochs instead")
+    known = [name for name in Recipe().as_dict() if name not in ("epochs", "steps")]
+    if unknown := next((name for name in given if name not in known), None):
+        found = f"{OWNER}.{unknown}"
+        raise InputError(f"a parameter of training ({', '.join(known)})", found=found, do="correct it")
     return _stated(Recipe.from_mapping(given), given)
 
 
@@ -183,8 +187,8 @@ def _by_subject(params: Sequence[str], subjects: Sequence[str]) -> dict[str, dic
     for full, value in pairs(params).items():
         subject, dot, name = full.partition(".")
         if not dot or subject not in stated:
-            wanted = "a parameter as scheme.name=value, of a compared scheme, or as owner.name=value"
-            raise InputError(wanted, found=repr(full), do="correct it")
+            wanted = f"a parameter as subject.name=value, of one of {', '.join(subjects)}"
+            raise InputError(wanted, found=repr(full), do="correct it, or compare that scheme too")
         stated[subject][name] = value
     return stated
 
@@ -203,7 +207,7 @@ def parse_attacks(text: str) -> tuple[Attack, ...]:
             continue
         name, options = split_target(word)
         if name not in (*REMOVAL.names(), *QUERY.names()):
-            known = [*SETS, *REMOVAL.names(), *QUERY.names()]
+            known = list(dict.fromkeys([*SETS, *REMOVAL.names(), *QUERY.names()]))
             raise UnknownNameError("removal or query attack, or set of them", name, known)
         found.append(Attack(name, _stated(Attack(name, options).build(), options)))
     return tuple({attack.title: attack for attack in found}.values())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deepseal.adapter import load_data
+from deepseal.adapter.targets import find_target, split_target
 from deepseal.apps.compare.cells import Cells
 from deepseal.apps.compare.jobs import Job, jobs, seconds_per_update
 from deepseal.apps.compare.plan import Plan
@@ -15,7 +16,7 @@ from deepseal.apps.compare.subjects import Bench
 from deepseal.apps.compare.summary import summarise
 from deepseal.apps.compare.tables import markdown
 from deepseal.apps.report.html import render
-from deepseal.errors import InputError
+from deepseal.errors import InputError, UnknownNameError
 from deepseal.files import write_atomically
 from deepseal.record import Run
 
@@ -37,6 +38,8 @@ def compare(run: Run, plan: Plan, out: Path, *, say: Say, mode: Mode = "all") ->
         InputError: a folder of other things, or no pair of data and architecture that fits.
     """
     cells = Cells(out)
+    if mode == "report" and not (out / "cells").is_dir():
+        raise InputError(f"a comparison in {out}", found="none", do="name its folder, or leave out --report-only")
     benches, refused = _benches(plan, cells)
     if mode != "estimate":
         cells.open()
@@ -62,14 +65,19 @@ def _benches(plan: Plan, cells: Cells) -> tuple[list[Bench], list[dict[str, str]
     """The pairs that fit, and those that do not with the reason.
 
     Raises:
-        InputError: none fits; the first reason.
+        InputError: an architecture that is not there, or none that fits; the first reason.
     """
     benches, refused, first = [], [], None
+    for arch in plan.archs:
+        if not arch.startswith("torchvision:"):
+            find_target(split_target(arch)[0])
     for source in plan.data:
         data = load_data(source)
         for arch in plan.archs:
             try:
                 benches.append(Bench(plan, cells, source, data, arch))
+            except UnknownNameError:
+                raise
             except (InputError, RuntimeError, ValueError) as error:
                 first = first or error
                 refused.append({"data": source, "arch": arch, "reason": str(error)})

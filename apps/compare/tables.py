@@ -53,8 +53,12 @@ def about(pair: Mapping[str, Any]) -> str:
     return (
         f"{nets}, {payloads} (accuracy {between(pair['accuracy'], '{:.2f}', 100)} % before,"
         f" {pair['parameters']:,} parameters, {pair['training_samples']:,} training samples{_trained(pair)},"
-        f" {pair['test_samples']:,} test samples); {pair['independent_nets']} further nets know no key."
+        f" {pair['test_samples']:,} test samples); {_further(pair['independent_nets'])}."
     )
+
+
+def _further(nets: int) -> str:
+    return "1 further net knows no key" if nets == 1 else f"{nets} further nets know no key"
 
 
 def _trained(pair: Mapping[str, Any]) -> str:
@@ -62,8 +66,11 @@ def _trained(pair: Mapping[str, Any]) -> str:
     recipe = pair.get("recipe")
     if recipe is None:
         return ""
-    steps = f"{recipe['epochs']} epochs of {recipe['optimizer']}, step size {recipe['learning_rate']:g}"
-    return f" ({steps}, {words.clean(recipe['schedule'])})"
+    epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
+    steps = (
+        f"step size {recipe['learning_rate']:g}, {words.clean(recipe['schedule'])}, batches of {recipe['batch_size']}"
+    )
+    return f" ({epochs} of {recipe['optimizer']}, {steps})"
 
 
 def tables(pair: Mapping[str, Any]) -> Iterator[Table]:

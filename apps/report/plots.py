@@ -204,8 +204,9 @@ def _bits_plot(name: str, axis: _Axis, samples: Sequence[_Sample]) -> Plot | Non
         if errors is None or bits is None or not 0.0 <= errors <= bits <= _LARGEST or bits == 0.0:
             continue
         known.append((sample, errors, f"{words.wrong_bits(results)} bits wrong, {sample.row.verdict_in_words}"))
-        chances.append((sample, bits / 2))
-        top = max(top, 0.62 * bits, 1.06 * errors)
+        expected = words.number(results.get("expected_errors"))  # older records do not say; half of bits is chance
+        chances.append((sample, expected if expected is not None and 0.0 <= expected <= bits else bits / 2))
+        top = max(top, 0.62 * bits, 1.06 * errors, 1.06 * chances[-1][1])
         threshold = words.number(results.get("threshold"))
         if threshold is not None and 0.0 <= threshold <= bits:
             thresholds.append((sample, threshold))

@@ -42,7 +42,7 @@ def show(record: Record) -> RenderableType:
     parts += [Text()] * bool(remarks) + [Text(f"{kind}: {words.clean(text)}", style="yellow") for kind, text in remarks]
     if record.kind == "demo" and record.status == "ok":
         return Group(*parts, Text(f"\nOpen {words.text(record.results.get('report'))} in a browser.", style="bold"))
-    parts += _section("parameters", record.params) + _section("fingerprints", record.fingerprints)
+    parts += _section("parameters", record.params) + _section("fingerprints", record.fingerprints, 64)
     return Group(*parts, Text(), Text(_provenance(record), style="dim"))
 
 
@@ -102,14 +102,15 @@ def _details(record: Record) -> list[tuple[str, str]]:
     ]
 
 
-def _section(title: str, values: Mapping[str, Any]) -> list[RenderableType]:
-    return [Text(), _pairs(title, words.flat(values))] if values else []
+def _section(title: str, values: Mapping[str, Any], width: int | None = None) -> list[RenderableType]:
+    return [Text(), _pairs(title, words.flat(values), width)] if values else []
 
 
-def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", overflow="fold", max_width=34)
-    grid.add_column(overflow="fold")
+def _pairs(title: str, rows: Sequence[tuple[str, str]], width: int | None = None) -> Table:
+    """Names and values; a value of ``width`` characters is not broken where the terminal has 80."""
+    grid = Table.grid(padding=(0, 2 if width is None else 1))
+    grid.add_column(style="dim", overflow="fold", max_width=34 if width is None else 15)
+    grid.add_column(overflow="fold", min_width=width)
     grid.add_row(Text(title, style="bold"), Text())
     for name, shown in rows:
         grid.add_row(Text(name), Text(shown))

@@ -264,8 +264,11 @@ def sentence(record: Record, probability: Probability = probability) -> str:
     if record.kind == "model.evaluate":
         return f"accuracy {accuracy(results)}"
     if record.kind == "watermark.compare":
+        if "estimated_seconds" in results:
+            return f"{count(results.get('cells'))} cells to measure, about {seconds(results['estimated_seconds'])}"
         pairs = results.get("pairs")
-        return f"compared on {count(len(pairs) if isinstance(pairs, list) else None)} data set and network pairs"
+        number = len(pairs) if isinstance(pairs, list) else None
+        return f"compared on {count(number)} pair{'' if number == 1 else 's'} of data and network"
     if record.kind in _MONITORS:
         return _MONITORS[record.kind](results)
     return f"{clean(record.kind, 60)}: done"

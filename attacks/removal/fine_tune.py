@@ -22,7 +22,7 @@ from deepseal.rng import Rng
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FineTune(Parameters):
-    """FTLL, FTAL, RTLL, RTAL (Adi et al., 2018). What is not given is the owner's, read from the model's metadata."""
+    """FTLL, FTAL, RTLL, RTAL (Adi et al., 2018). Optimizer, step and batch size not given are the owner's."""
 
     name: ClassVar[str] = "fine-tune"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ _REASONS = {
     errno.EROFS: "the file system is read-only",
     errno.ENOENT: "the folder does not exist",
     errno.ENOTDIR: "a part of the path is not a folder",
-    errno.EISDIR: "that is a folder",
+    errno.EISDIR: "a folder",
     errno.ENAMETOOLONG: "the name is too long",
 }
 
@@ -98,18 +99,25 @@ def pending(path: Path, *, force: bool = False, mode: int | None = None) -> Iter
                 temporary.unlink(missing_ok=True)
 
 
-def read_bytes(path: Path, what: str, *, limit: int | None = None) -> bytes:
+def read_bytes(path: Path, what: str, *, limit: int | None = None, pipes: bool = False) -> bytes:
     """The content of a file that the user named.
 
+    ``pipes`` allows one that another program writes to, such as ``<(command)`` of a shell: it is waited for.
+
     Raises:
-        InputError: no such file, no permission, a folder, or larger than ``limit`` bytes.
+        InputError: no such file, no permission, a folder, a device (which may never end), or larger than ``limit``
+            bytes.
     """
     try:
-        if limit is not None and path.stat().st_size > limit:
-            raise InputError(
-                f"{what} of at most {limit} bytes", found=f"{path.stat().st_size} bytes", do="check the file"
-            )
-        return path.read_bytes()
+        about = path.stat()
+        if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode) or (pipes and stat.S_ISFIFO(about.st_mode))):
+            raise InputError(f"{what} in a regular file", found=f"{path}, a device or a pipe", do="name a file")
+        with path.open("rb") as stream:
+            data = stream.read() if limit is None else stream.read(limit + 1)
+        if limit is not None and len(data) > limit:
+            size = max(about.st_size, len(data))
+            raise InputError(f"{what} of at most {limit} bytes", found=f"{size} bytes", do="check the file")
+        return data
     except OSError as error:
         raise InputError(f"{what} at {path}", found=_reason(error), do="check the name and its permissions") from error
 

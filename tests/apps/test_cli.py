@@ -22,6 +22,7 @@ from deepseal.record import read_record
 from deepseal.watermark import load_key, save_key
 
 RECORD = {"schema", "kind", "status", "environment", "seed", "params", "results", "started", "seconds"}
+RECORDS = Path(__file__).resolve().parents[1] / "data" / "records"
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "DEEPSEAL_PASSPHRASE"} | {"OMP_NUM_THREADS": "1"}
 
 
@@ -297,6 +298,15 @@ class TestBadInput:
             (f"{KEYGEN} -p bits=99999", ["bits a carrier"]),
             (f"{KEYGEN} -p bits=many", ["bits as a whole number", "'many'"]),
             (f"{KEYGEN} -p bts=64", ["'bits'"]),
+            (f"{KEYGEN} -p steps=1e9", ["steps as a whole number", "'1e9'"]),
+            (f"{KEYGEN} --owner {'x' * 1001}", ["the owner's name", "1001 characters"]),
+            (KEYGEN.replace("base.safetensors", "/dev/zero"), ["a regular file", "/dev/zero"]),
+            ("watermark verify --model base.safetensors --key /dev/zero", ["a regular file"]),
+            ("watermark verify --model base.safetensors --key owner.key --record /dev/full", ["a regular file"]),
+            ("watermark verify --url ftp://127.0.0.1/v2/models/x --key owner.key", ["http or https", "ftp"]),
+            ("report show /dev/zero", ["a regular file"]),
+            ("model train --arch deepseal.adapter.zoo:mlp --data digits -p epochs=3 --out x.safetensors", ["--epochs"]),
+            ("model train --arch deepseal.adapter.zoo:Input --data digits --out x.safetensors", ["use 'lenet'"]),
             (f"{KEYGEN} -p bits", ["name=value"]),
             (f"{KEYGEN} -p carriers=11", ["carrier classes 0 … 9"]),
             (f"{KEYGEN} --scheme deepsing", ["'deepsigns'"]),
@@ -409,6 +419,28 @@ class TestBadInput:
         line += ["--arch", "deepseal.adapter.zoo:mlp"]
         refused(run(capsys, monkeypatch, folder, *line), "--data")
         assert run(capsys, monkeypatch, folder, *line, "--data", "digits")[0] == 0
+
+    def test_a_report_is_not_written_over_its_record(self, capsys, monkeypatch, folder):
+        for kind in ("html", "pdf"):
+            record = Path(self.make(folder / f"{kind}.json", (RECORDS / "05-verify-marked.json").read_bytes()))
+            line = ["report", kind, str(record), "--out", str(record), "--force"]
+            refused(run(capsys, monkeypatch, folder, *line), "different files")
+            assert read_record(folder / record).status == "ok"
+
+    def test_an_owner_of_spaces(self, capsys, monkeypatch, folder):
+        refused(
+            run(capsys, monkeypatch, folder, *KEYGEN.replace(" me ", " OWNER ").split(), "--owner", "  "), "owner's"
+        )
+
+    @pytest.mark.timeout(60)
+    def test_pipes_are_not_waited_for(self, capsys, monkeypatch, folder):
+        os.mkfifo(folder / "pipe")
+        for line in (
+            "report show pipe",
+            "watermark verify --model pipe --key owner.key",
+            "watermark inspect --key pipe",
+        ):
+            refused(run(capsys, monkeypatch, folder, *line.split()), "a regular file")
 
     def test_no_permission(self, folder):
         """Root is stopped by permissions like anybody once the child has given its capabilities away."""

@@ -295,7 +295,13 @@ def test_only_the_estimate(tmp_path, capsys, monkeypatch):
         (("--schemes", ""), "at least one scheme"),
         (("--attacks", "prun"), "prune"),
         (("--attacks", "prune?sparsity=2"), "sparsity"),
-        (("-p", "zhang.steps=3"), "of a compared scheme"),
+        (("-p", "zhang.steps=3"), "one of"),
+        (("-p", "owner.epochs=3"), "--epochs"),
+        (("-p", "owner.nope=3"), "owner.nope"),
+        (("-p", "owner.schedule=square"), "cosine"),
+        (("--arch", "no.such:net"), "no.such"),
+        (("--record", "compare/record.json"), "different files"),
+        (("--report-only",), "a comparison in"),
         (("--sizes", "big"), "sizes"),
         (("--false-positive", "2"), "between 0 and 1"),
         (("--arch", "deepseal.adapter.zoo:nothing"), "nothing"),
@@ -317,6 +323,12 @@ def test_bad_input_is_one_line(change, says, tmp_path, capsys, monkeypatch):
     code, out, err = run(capsys, monkeypatch, tmp_path, *words)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1 and says in err, err
+    assert not (tmp_path / "compare").exists()
+
+
+def test_a_misspelt_network_is_refused_beside_a_good_one(tmp_path, capsys, monkeypatch):
+    code, out, err = run(capsys, monkeypatch, tmp_path, *LINE, "--arch", "deepseal.adapter.zoo:nothing")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert not (tmp_path / "compare").exists()
 
 

@@ -244,6 +244,14 @@ def test_the_loss_reads_the_key_s_labels(base, digits):
     )
 
 
+def test_zhang_settles_and_older_keys_do_not(base, digits):
+    key = Zhang().keygen(base, digits.train, owner="me", rng=Rng(3))
+    older = dataclasses.replace(key, params={k: v for k, v in key.params.items() if k not in ("gap", "settle")})
+    assert (scheme_of(key).settling, scheme_of(key).gap) == (150, 10.0)
+    assert (scheme_of(older).settling, scheme_of(older).gap) == (0, 0.0)
+    assert Zhang(recipe="paper").settling == 0
+
+
 def test_the_gap_is_asked_of_every_trigger(base, digits):
     """log C * mean relu(1 - g / gap) without drift; keys that state no gap, and the paper's recipe, mean CE."""
     scheme = Adi(drift=0.0, batch=1000, gap=4.0)
