@@ -212,19 +212,26 @@ class TestVerdicts:
         checkpoint.save(broken, folder / "nan.safetensors")
         assert verify("nan.safetensors") == 3
 
-    def test_a_mark_that_does_not_read_back_is_not_kept(self, capsys, monkeypatch, folder):
+    @pytest.mark.parametrize(
+        ("params", "do"),
+        [
+            ("-p steps=1", "with more steps"),
+            ("--scheme zhang -p steps=1 -p settle=0 -p rounds=1", "-p drift=0.1"),
+        ],
+    )
+    def test_a_mark_that_does_not_read_back_is_not_kept(self, params, do, capsys, monkeypatch, folder):
         code, _, _ = run(
             capsys,
             monkeypatch,
             folder,
-            *"watermark keygen --model base.safetensors --data digits --owner me --out weak.key -p steps=1".split(),
+            *f"watermark keygen --model base.safetensors --data digits --owner me --out weak.key {params}".split(),
         )
         assert code == 0
         line = "watermark embed --model base.safetensors --data digits --key weak.key --out weak.safetensors"
         line += " --record r.json"
         code, out, err = run(capsys, monkeypatch, folder, *line.split())
         assert (code, out) == (1, "")
-        assert "read back from the saved file" in err
+        assert "read back from the saved file" in err and do in err
         assert not (folder / "weak.safetensors").exists()
         assert not [path for path in folder.iterdir() if path.name.startswith(".")]
         failed = read_record(folder / "r.json")
