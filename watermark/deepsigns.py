@@ -197,7 +197,7 @@ class DeepSigns(Parameters):
         """
         if self._recipe(model.spec) != "robust" or not model.spec.num_classes:
             return True
-        asked = data.take(torch.linspace(0, len(data) - 1, min(len(data), _ASKED)).long())
+        asked = data.take(torch.linspace(0, len(data) - 1, min(len(data), _ASKED), dtype=torch.float64).long())
         return model.accuracy(asked).value - marked.accuracy(asked).value <= _WORSE
 
     def observe(self, model: Classifier, key: Key) -> Observation:

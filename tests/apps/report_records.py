@@ -33,6 +33,25 @@ def poisoned(value: Any) -> Any:
     return HOSTILE if isinstance(value, str) else value
 
 
+def hostile(records: Sequence[Record]) -> list[Record]:
+    """The records with poison in every text, and one of an unknown kind."""
+    bad = [
+        changed(
+            record,
+            params=poisoned(record.params),
+            results=poisoned(record.results),
+            environment=poisoned(record.environment),
+            notes=[HOSTILE],
+            error=HOSTILE,
+            started=HOSTILE,
+            fingerprints={**record.fingerprints, HOSTILE: HOSTILE},
+        )
+        for record in records
+    ]
+    bad.append(changed(bad[0], kind=HOSTILE, results={HOSTILE: [{HOSTILE: HOSTILE}]}))
+    return bad
+
+
 ODD: list[Any] = [
     None,
     "",

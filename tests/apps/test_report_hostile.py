@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from report_pages import check_page, parse, printed, section, squeezed
-from report_records import ANY, HOSTILE, ODD, changed, of_kind, poisoned
+from report_records import ANY, HOSTILE, ODD, changed, hostile, of_kind
 
 from deepseal.apps.report import text
 from deepseal.apps.report.html import render
@@ -17,20 +17,7 @@ from deepseal.record import Record
 
 
 def test_hostile_text_stays_text(records: list[Record]) -> None:
-    bad = [
-        changed(
-            record,
-            params=poisoned(record.params),
-            results=poisoned(record.results),
-            environment=poisoned(record.environment),
-            notes=[HOSTILE],
-            error=HOSTILE,
-            started=HOSTILE,
-            fingerprints={**record.fingerprints, HOSTILE: HOSTILE},
-        )
-        for record in records
-    ]
-    bad.append(changed(bad[0], kind=HOSTILE, results={HOSTILE: [{HOSTILE: HOSTILE}]}))
+    bad = hostile(records)
     page = render(bad, title=HOSTILE)
     check_page(page)
     assert "<script>alert(1)</script>" in parse(page).text

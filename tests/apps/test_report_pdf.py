@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pypdf import PdfReader
-from report_records import ANY, HOSTILE, ODD, RECORDS, changed, of_kind, poisoned
+from report_records import ANY, HOSTILE, ODD, RECORDS, changed, hostile, of_kind
 from reportlab.pdfbase import pdfmetrics
 
 from deepseal.apps.report import comparison, html, paper, story, words
@@ -167,20 +167,7 @@ def test_no_character_is_an_empty_box(records: list[Record]) -> None:
 
 
 def test_hostile_text_stays_text(records: list[Record]) -> None:
-    bad = [
-        changed(
-            record,
-            params=poisoned(record.params),
-            results=poisoned(record.results),
-            environment=poisoned(record.environment),
-            notes=[HOSTILE],
-            error=HOSTILE,
-            started=HOSTILE,
-            fingerprints={**record.fingerprints, HOSTILE: HOSTILE},
-        )
-        for record in records
-    ]
-    bad.append(changed(bad[0], kind=HOSTILE, results={HOSTILE: [{HOSTILE: HOSTILE}]}))
+    bad = hostile(records)
     text = joined(opened(render(bad, title=HOSTILE)))
     assert "<script>alert(1)</script>" in text and "{{7*7}}" in text and "[bold]x[/bold]\\u001b[31m\\u0000" in text
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_pages import Node
-from report_records import of_kind
+from report_records import changed, of_kind
 
 from deepseal.apps.report import plots, story
 from deepseal.record import Record
@@ -92,6 +92,21 @@ def test_where_fewer_bits_are_readable_the_threshold_is_drawn_by_point(page: Nod
     }
     assert {node.text for node in bits.all("text", class_="chance")} == {"chance: 128", "chance: 65"}
     assert len(bits.all("line", class_="threshold")) == 3
+
+
+def test_chance_is_drawn_where_the_verification_says(records: list[Record]) -> None:
+    """Secret answers are nearly all wrong by chance, bits half of them; records from before do not say."""
+    for expected, drawn in ((None, 128.0), (227.6, 227.6)):
+        told = [
+            changed(record, results={**record.results, "expected_errors": expected})
+            if record.kind == "watermark.verify"
+            else record
+            for record in records
+        ]
+        panel = next(panel for panel in plots.panels(story.rows(told)) if panel.bits is not None)
+        assert panel.bits is not None
+        (chance,) = [level for level in panel.bits.levels if level.kind == "chance"]
+        assert any(f"{drawn:,g}" in label.text for label in chance.labels)
 
 
 def test_a_single_point_is_not_connected_and_series_have_a_legend(page: Node) -> None:
