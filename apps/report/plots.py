@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -214,7 +215,7 @@ def _bits_plot(name: str, axis: _Axis, samples: Sequence[_Sample]) -> Plot | Non
             top = max(top, 1.06 * threshold)
     rate = rates.pop() if len(rates) == 1 else "the rates in the table"
     levels = [
-        _level("chance", "chance", chances, axis, top, lambda value: f"{value:,g}"),
+        _level("chance", "chance", chances, axis, top, lambda value: f"{round(value, 1):,g}"),
         _level("threshold", f"allowed at {rate}", thresholds, axis, top, lambda value: f"{value:,g}"),
     ]
     ticks = [(tick, f"{tick:,g}") for tick in nice(0.0, top)]
@@ -286,7 +287,22 @@ def _level(
         ends = x > (LEFT + RIGHT) / 2
         labels.setdefault(value, Label(left - 4 if ends else right + 4, y + 4, ends, f"{name}: {shown(value)}"))
     placed = tuple(labels.values())
+    if any(_overlap(a, b) for a, b in itertools.combinations(placed, 2)):
+        first = placed[0]
+        ranged = f"{name}: {shown(min(different))} to {shown(max(different))}"
+        placed = (dataclasses.replace(first, text=ranged),)
     return Level(kind, tuple(segments), placed if len(placed) <= _MOST_LABELS else (placed[0], placed[-1]))
+
+
+def _overlap(one: Label, other: Label) -> bool:
+    """Whether two texts would lie on each other, at about 7 points a letter and 14 a line."""
+    if abs(one.y - other.y) >= 14:
+        return False
+    (a, b), (c, d) = (
+        (label.x - 7 * len(label.text), label.x) if label.ends else (label.x, label.x + 7 * len(label.text))
+        for label in (one, other)
+    )
+    return a < d and c < b
 
 
 def _height(value: float, top: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -107,6 +108,25 @@ def test_chance_is_drawn_where_the_verification_says(records: list[Record]) -> N
         assert panel.bits is not None
         (chance,) = [level for level in panel.bits.levels if level.kind == "chance"]
         assert any(f"{drawn:,g}" in label.text for label in chance.labels)
+
+
+def test_labels_do_not_lie_on_each_other(records: list[Record]) -> None:
+    """Where the threshold moves a little from point to point, one label says from where to where."""
+    thresholds = iter(range(70, 90))
+    told = [
+        changed(record, results={**record.results, "threshold": next(thresholds)})
+        if record.kind == "watermark.verify"
+        else record
+        for record in records
+    ]
+    for panel in plots.panels(story.rows(told)):
+        for level in panel.bits.levels if panel.bits else ():
+            for one, other in itertools.combinations(level.labels, 2):
+                assert not plots._overlap(one, other), (one, other)
+    prune = next(panel for panel in plots.panels(story.rows(told)) if panel.attack == "prune")
+    assert prune.bits is not None
+    (threshold,) = [level for level in prune.bits.levels if level.kind == "threshold"]
+    assert [label.text.partition(": ")[2] for label in threshold.labels] == ["72 to 75"]
 
 
 def test_a_single_point_is_not_connected_and_series_have_a_legend(page: Node) -> None:
