@@ -142,7 +142,7 @@ class Lineage:
     def row(self, record: Record) -> Row:
         """The row of a verification."""
         path = record.params.get("model")
-        file = words.file_name(path)
+        file = words.suspect(record.params)
         model = record.fingerprints.get("model") or (self.files.get(path) if isinstance(path, str) else None) or ""
         attacks = self.attacks(model, file)
         role: Role = "other"

@@ -83,7 +83,7 @@ def _details(record: Record) -> list[tuple[str, str]]:
     )
     aligned = [("aligned to", words.alignment(record))] if results.get("alignment") else []
     return [
-        ("model", words.text(record.params.get("model", record.params.get("remote")))),
+        ("model", words.text(record.params.get("model", words.suspect(record.params)))),
         ("key", words.text(record.params.get("key"))),
         *aligned,
         ("readable bits", f"{words.count(results.get('bits'))}, unreadable {words.count(results.get('erasures'))}"),

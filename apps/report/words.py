@@ -163,6 +163,14 @@ def moment(value: object) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S ") + (time.tzname() or "(no time zone)")
 
 
+def suspect(params: Mapping[str, Any]) -> str | None:
+    """Where the model that was asked is: its file, or the address that it answered at."""
+    if isinstance(params.get("remote"), str):
+        name = f"/v2/models/{params['name']}" if isinstance(params.get("name"), str) else ""
+        return clean(params["remote"].rstrip("/") + name, 120)
+    return file_name(params.get("model"))
+
+
 def file_name(value: object) -> str | None:
     """The last part of a path, or None."""
     if not isinstance(value, str) or not value.strip():

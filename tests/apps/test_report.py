@@ -230,6 +230,15 @@ def test_a_verification_alone_is_of_a_suspect_named_by_its_file(records: list[Re
     assert cell(check_rows(root)[1], "accuracy").text == "not recorded"
 
 
+def test_a_model_that_only_answers_is_named_by_its_address(records: list[Record]) -> None:
+    check = of_kind(records, "watermark.verify")[0]
+    params = {name: value for name, value in check.params.items() if name != "model"}
+    asked = changed(check, params={**params, "remote": "http://127.0.0.1:8000/", "name": "suspect"}, fingerprints={})
+    (row,) = story.rows([asked])
+    assert (row.name, row.file) == ("a suspect", "http://127.0.0.1:8000/v2/models/suspect")
+    assert row.file in squeezed(text.show(asked))
+
+
 def test_suspects_are_counted_apart_from_models_that_are_known_to_be_others(records: list[Record]) -> None:
     check = of_kind(records, "watermark.verify")[0]
     prints, params = {**check.fingerprints, "model": "e" * 64}, {**check.params, "model": "e.safetensors"}
