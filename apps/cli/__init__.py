@@ -52,7 +52,9 @@ def main(words: list[str] | None = None) -> None:
         if debug:
             raise
         code = _code(error)
-        if not isinstance(error, typer.Exit):
+        if type(error).__name__ == "NoArgsIsHelpError" and hasattr(error, "format_message"):
+            sys.stderr.write(error.format_message() + "\n")  # a group without a command: what it can do
+        elif not isinstance(error, typer.Exit):
             _say(_message(error))
         sys.exit(code)
 

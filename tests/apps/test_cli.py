@@ -427,6 +427,12 @@ class TestBadInput:
         refused(run(capsys, monkeypatch, folder, *line), "--data")
         assert run(capsys, monkeypatch, folder, *line, "--data", "digits")[0] == 0
 
+    @pytest.mark.parametrize("words", [[], ["watermark"], ["attack"]])
+    def test_a_group_alone_shows_its_help(self, words, capsys, monkeypatch, folder):
+        code, out, err = run(capsys, monkeypatch, folder, *words)
+        assert (code, out) == (2, "")
+        assert err.startswith("Usage: deepseal") and len(err.splitlines()) > 5
+
     def test_a_report_is_not_written_over_its_record(self, capsys, monkeypatch, folder):
         for kind in ("html", "pdf"):
             record = Path(self.make(folder / f"{kind}.json", (RECORDS / "05-verify-marked.json").read_bytes()))
