@@ -110,8 +110,6 @@ def model_address(url: str, name: str | None = None) -> tuple[str, str]:
         parts = urlsplit(url)
     except ValueError as error:
         raise InputError(expected, found="no URL", do=do) from error
-    if parts.scheme not in ("http", "https"):
-        raise InputError(f"{expected} over http or https", found=shown(parts.scheme) or "no scheme", do=do)
     path = parts.path
     stated = re.fullmatch(r"(.*)/v2/models/([^/?#]+)(/infer)?/?", url)
     if "/v2/models" in path and stated is None:
@@ -120,6 +118,8 @@ def model_address(url: str, name: str | None = None) -> tuple[str, str]:
     if stated is None:
         if not name:
             found = f"the path {shown(path)}" if path.strip("/") else "the server's alone"
+            if parts.scheme not in ("http", "https"):
+                raise InputError(expected, found=f"{parts.scheme!r} instead of http or https", do=do)
             own = f"write {parts.scheme}://{parts.netloc}/v2/models/NAME"
             raise InputError(expected, found=found, do=f"{own}, or give the model's name (--name)")
         return url, name

@@ -311,6 +311,7 @@ class TestBadInput:
             ("watermark verify --model base.safetensors --key /dev/zero", ["a regular file"]),
             ("watermark verify --model base.safetensors --key owner.key --record /dev/full", ["a regular file"]),
             ("watermark verify --url ftp://127.0.0.1/v2/models/x --key owner.key", ["http or https", "ftp"]),
+            ("watermark verify --url ftp://127.0.0.1/x --key owner.key", ["http or https", "ftp"]),
             ("report show /dev/zero", ["a regular file"]),
             ("model train --arch deepseal.adapter.zoo:mlp --data digits -p epochs=3 --out x.safetensors", ["--epochs"]),
             ("model train --arch deepseal.adapter.zoo:Input --data digits --out x.safetensors", ["use 'lenet'"]),

@@ -67,7 +67,7 @@ class TestParameters:
             ({"mode": "fats"}, "'fast'"),
             ({"shore": "1"}, "'share'"),
             ({"numbers": "-1"}, "numbers in the range"),
-            ({"on": "maybe"}, "on as bool"),
+            ({"on": "maybe"}, "on as true or false"),
         ],
     )
     def test_refuses(self, values, message):
