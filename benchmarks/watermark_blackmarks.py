@@ -34,6 +34,7 @@ from deepseal.adapter import Classifier, Recipe, Split, checkpoint, initialise, 
 from deepseal.adapter import train as trained  # noqa: E402
 from deepseal.adapter.oracle import accuracy  # noqa: E402
 from deepseal.attacks import EVASION, QUERY, REMOVAL  # noqa: E402
+from deepseal.files import write_atomically  # noqa: E402
 from deepseal.record import Record, Run, read_record  # noqa: E402
 from deepseal.rng import Rng  # noqa: E402
 from deepseal.statistics import rate  # noqa: E402
@@ -89,8 +90,7 @@ class Bench:
         """A reading, made once."""
         path = MODELS / f"{self.name}-{re.sub('[^a-z0-9.]+', '-', name.lower())}.json"
         if not path.exists():
-            text = json.dumps(make())
-            path.write_text(text)
+            write_atomically(path, json.dumps(make()).encode())
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 

@@ -151,7 +151,7 @@ class Plan:
         }
 
 
-def parse_schemes(text: str, params: Sequence[str] = ()) -> tuple[tuple[str, Settings], ...]:
+def parse_schemes(text: str, params: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
     """``all`` or names with commas, and parameters as ``scheme.name=value``.
 
     Raises:

@@ -69,6 +69,18 @@ ODD: list[Any] = [
     {},
     {"n": {}},
 ]
+
+
+def oddly(record: Record, odd: Any) -> Record:
+    """The record with one odd value in every field but the attack's name."""
+    return changed(
+        record,
+        params={**dict.fromkeys(record.params, odd), "attack": record.params.get("attack")},
+        results=dict.fromkeys(record.results, odd),
+        environment=dict.fromkeys(record.environment, odd),
+    )
+
+
 FIELDS = {"model", "attack", "attack_params", "sparsity", "accuracy", "accuracy_before", "accuracy_after", "file", "n"}
 FIELDS |= {"bits", "bit_errors", "verdict", "p_value", "threshold", "tried", "max_false_positive", "warnings", "owner"}
 FIELDS |= {"null", "null_models", "mean_bit_error_rate", "accuracy_interval", "cost", "updates"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from report_pages import check_page, parse, printed, section, squeezed
-from report_records import ANY, HOSTILE, ODD, changed, hostile, of_kind
+from report_records import ANY, HOSTILE, ODD, changed, hostile, oddly, of_kind
 
 from deepseal.apps.report import text
 from deepseal.apps.report.html import render
@@ -39,15 +39,7 @@ def test_a_huge_owner_name_is_cut_and_counted(records: list[Record]) -> None:
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda value: str(value)[:12])
 def test_odd_fields_are_survived(records: list[Record], odd: Any) -> None:
-    every = [
-        changed(
-            record,
-            params={**dict.fromkeys(record.params, odd), "attack": record.params.get("attack")},
-            results=dict.fromkeys(record.results, odd),
-            environment=dict.fromkeys(record.environment, odd),
-        )
-        for record in records
-    ]
+    every = [oddly(record, odd) for record in records]
     check_page(render(every))
     squeezed(text.table(every))
     for record in every:

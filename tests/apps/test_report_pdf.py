@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pypdf import PdfReader
-from report_records import ANY, HOSTILE, ODD, RECORDS, changed, hostile, of_kind
+from report_records import ANY, HOSTILE, ODD, RECORDS, changed, hostile, oddly, of_kind
 from reportlab.pdfbase import pdfmetrics
 
 from deepseal.apps.report import comparison, html, paper, story, words
@@ -175,15 +175,7 @@ def test_hostile_text_stays_text(records: list[Record]) -> None:
 @pytest.mark.parametrize("odd", ODD, ids=lambda value: str(value)[:12])
 def test_odd_fields_are_survived(records: list[Record], odd: Any) -> None:
     kinds = {record.kind: record for record in records}
-    every = [
-        changed(
-            record,
-            params={**dict.fromkeys(record.params, odd), "attack": record.params.get("attack")},
-            results=dict.fromkeys(record.results, odd),
-            environment=dict.fromkeys(record.environment, odd),
-        )
-        for record in [*kinds.values(), records[-2]]
-    ]
+    every = [oddly(record, odd) for record in [*kinds.values(), records[-2]]]
     opened(render(every))
 
 

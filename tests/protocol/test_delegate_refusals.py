@@ -18,13 +18,17 @@ from deepseal.secure_inference.roles.server import Server
 from deepseal.secure_inference.transport import Kind, connect
 
 
-def test_unknown_ticket(place):
+def ask_with_an_unknown_ticket(place):
     server, proxy = place.channels()
     with server:
         with pytest.raises(ProtocolError, match="does not know this ticket"), proxy:
             send_question(proxy, question_of(place))
             receive_half(proxy, place.program, 1)
         server.refuse("done")
+
+
+def test_unknown_ticket(place):
+    ask_with_an_unknown_ticket(place)
     place.check(drawn(place.program, 2))
     assert [one.error for one in place.found["server"]] == []  # the same session served both
 
@@ -33,12 +37,7 @@ def test_made_up_tickets_cost_no_quota():
     """Only questions that are answered count; then the proxy's clients are told that the share is used."""
     with opened(*compiled(NETWORKS["dense"]()), most_samples=3) as place:
         for _ in range(5):
-            server, proxy = place.channels()
-            with server:
-                with pytest.raises(ProtocolError, match="does not know this ticket"), proxy:
-                    send_question(proxy, question_of(place))
-                    receive_half(proxy, place.program, 1)
-                server.refuse("done")
+            ask_with_an_unknown_ticket(place)
         place.check(drawn(place.program, 3))
         with pytest.raises(ProtocolError, match="no answer from the server|used their share"):
             place.check(drawn(place.program, 1))
