@@ -1,12 +1,13 @@
 """All schemes on one small network: fidelity, what survives, whether the stated rate holds. One record a cell.
 
     python benchmarks/watermark_baselines.py [--schemes adi,ewe] [--seeds 0,1,2] [--summary]
-        [--only marks,integrity] [--data digits] [--recipes robust,before,paper]
+        [--only marks,integrity] [--data digits] [--recipes robust,before,paper] [--nets mlp,cnn,wrn]
 
 `marks`: the mark itself, then pruned, rounded, shaken, fine-tuned, overwritten by the same scheme and recipe, and
 extracted (a fresh network trained on the marked one's labels). `integrity`: strangers' keys, 1,500 (`diction`: 15,000)
 on each of 20 keys' observations of as many models, models that know nothing of the key, and for `hash-bound` a forger
-who searches. A cell whose record exists, made with the same parameters and code, is skipped.
+who searches; on the MLP of the digits, and on the CNN and WRN-16-1 of Fashion-MNIST. A cell whose record exists, made
+with the same parameters and code, is skipped.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import functools
 import itertools
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,12 @@ RECORDS = HERE / "watermark-baselines"
 RATE = 1e-6
 ARCH, DATA = "deepseal.adapter.zoo:mlp", "digits"
 OWNER = Recipe(epochs=15, batch_size=64)
+# Where integrity is measured: architecture, data, the owner's and the innocents' training.
+NETS: dict[str, tuple[str, str, Recipe]] = {
+    "mlp": (ARCH, DATA, OWNER),
+    "cnn": ("deepseal.adapter.zoo:cnn", "fashion-mnist", Recipe(epochs=2, schedule="cosine")),
+    "wrn": ("deepseal.adapter.zoo:wrn", "fashion-mnist", Recipe(epochs=3, schedule="cosine")),
+}
 TRIGGERS = ("adi", "zhang", "le-merrer", "deepsigns-blackbox", "ewe")
 NAMES = ("deepsigns", "hash-bound", "uchida", "diction", "blackmarks", *TRIGGERS)
 ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,7 +68,9 @@ BEFORE: dict[str, dict[str, Any]] = {
 }
 PAPER = {name: {"recipe": "paper"} for name in ("hash-bound", "uchida")}
 RECIPES = {"robust": {name: {} for name in NAMES}, "before": BEFORE, "paper": PAPER}
-SHORTER: dict[str, dict[str, Any]] = {"hash-bound": {"bits": 64}}  # integrity: the same law, at a quarter of the work
+# Integrity: the same law, at less work.
+SHORTER: dict[str, dict[str, Any]] = {"hash-bound": {"bits": 64}}
+SHORTEST: dict[str, dict[str, Any]] = {**SHORTER, "blackmarks": {"bits": 32, "votes": 5}}  # on the larger networks
 SETS, MODELS, TRIALS = 20, 20, 2000
 KEYS = {name: 15_000 if name == "diction" else 1500 for name in NAMES}  # strangers a set
 ASKED = {"deepsigns-blackbox": 4, "blackmarks": 3}  # independent models that keys are made with
@@ -75,12 +85,19 @@ def owner_data(source: str) -> Dataset:
     return dataclasses.replace(data, train=data.train.take(few))
 
 
-def trained(data: Dataset, rng: Rng, labels: torch.Tensor | None = None) -> Classifier:
+def trained(data: Dataset, rng: Rng, labels: torch.Tensor | None = None, net: str = "mlp") -> Classifier:
     """The owner's network from fresh weights, on its own labels or on somebody's answers."""
+    arch, _, recipe = NETS[net]
     split = data.train if labels is None else Split(data.train.x, labels)
-    model = train(initialise(ARCH, data.spec, rng.child("weights")), split, recipe=OWNER, rng=rng.child("train"))
-    updates = OWNER.total_steps(len(data.train))
-    return model.copy(metadata={"training": {"recipe": OWNER.as_dict(), "updates": updates, "data": DATA}})
+    model = train(initialise(arch, data.spec, rng.child("weights")), split, recipe=recipe, rng=rng.child("train"))
+    updates = recipe.total_steps(len(data.train))
+    return model.copy(metadata={"training": {"recipe": recipe.as_dict(), "updates": updates, "data": data.name}})
+
+
+@functools.cache
+def owner_model(source: str, seed: int, net: str) -> Classifier:
+    """The owner's unmarked network."""
+    return trained(owner_data(source), Rng(seed).child("baselines", "base"), net=net)
 
 
 def marks_cell(run: Run, name: str, data: Dataset, base: Classifier, rng: Rng) -> None:
@@ -130,10 +147,10 @@ def read(model: Classifier, key: Key, data: Dataset) -> dict[str, Any]:
 
 
 @functools.cache
-def innocent_models() -> list[Classifier]:
+def innocent_models(net: str) -> list[Classifier]:
     """Models that know nothing of any key."""
-    data = load_data(DATA)
-    return [trained(data, Rng(0).child("baselines", "independent", index)) for index in range(MODELS)]
+    data = owner_data(NETS[net][1])
+    return [trained(data, Rng(0).child("baselines", "independent", index), net=net) for index in range(MODELS)]
 
 
 def forgery(model: Classifier, key: Key) -> dict[str, Any]:
@@ -166,7 +183,7 @@ def forgery(model: Classifier, key: Key) -> dict[str, Any]:
 
 def integrity_cell(run: Run, name: str, data: Dataset, base: Classifier, rng: Rng) -> None:
     """Rejections of strangers' keys at stated levels, and innocent models."""
-    others, asked = innocent_models(), ASKED.get(name, 0)
+    others, asked = innocent_models(run.params["net"]), ASKED.get(name, 0)
     given: dict[str, Any] = {"independent": others[:asked]} if asked else {}
     innocents = others[asked:]
     # Calibration raises the chance of each key by itself; what it starts from is what must be exact.
@@ -201,33 +218,48 @@ def main() -> None:
     parser.add_argument("--data", default=DATA, help="marks: digits, or mnist, of which 10,000 images are trained on")
     parser.add_argument("--recipes", default="robust", help="marks: robust, before, paper")
     parser.add_argument("--only", default="marks,integrity")
+    parser.add_argument("--nets", default="mlp", help="integrity: mlp, cnn, wrn")
     parser.add_argument("--summary", action="store_true", help="only rewrite the summary from the records")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     RECORDS.mkdir(parents=True, exist_ok=True)
     for cell in options.only.split(",") if not options.summary else ():
-        source = options.data if cell == "marks" else DATA
-        recipes = options.recipes.split(",") if cell == "marks" else ["robust"]
-        data = owner_data(source)
-        for seed in map(int, options.seeds.split(",") if cell == "marks" else "0"):
-            base = trained(data, Rng(seed).child("baselines", "base"))
-            for recipe, name in itertools.product(recipes, options.schemes.split(",")):
-                if name not in RECIPES[recipe]:
-                    continue
-                stated = SHORTER.get(name, {}) if cell == "integrity" else RECIPES[recipe][name]
-                scheme = SCHEMES.build(name, stated).as_dict()
-                params = {"cell": cell, "scheme": name, "scheme_params": scheme, "arch": ARCH, "data": source}
-                params |= {"recipe": recipe, "owner": OWNER.as_dict(), "max_false_positive": RATE, "code": code()}
-                if cell == "integrity":
-                    params["keys"] = KEYS[name]
-                path = RECORDS / f"{name}-{cell}{_suffix(source, recipe)}-seed{seed}.json"
-                if is_done(path, params):
-                    continue
-                run = Run("benchmark.watermark-baselines", seed=seed, params=params)
-                CELLS[cell](run, name, data, base, Rng(seed).child("baselines", cell, name))
-                run.record().write(path, force=True)
-                print(path.stem, flush=True)
+        for own in cells(options) if cell == "marks" else integrity_cells(options):
+            measure(cell, **own)
     (RECORDS / "README.md").write_text(summary([read_record(path) for path in sorted(RECORDS.glob("*.json"))]))
+
+
+def cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The marks that are asked for."""
+    for seed in map(int, options.seeds.split(",")):
+        for recipe, name in itertools.product(options.recipes.split(","), options.schemes.split(",")):
+            if name in RECIPES[recipe]:
+                yield {"name": name, "net": "mlp", "source": options.data, "recipe": recipe, "seed": seed}
+
+
+def integrity_cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Each scheme on the networks that are asked for."""
+    for net, name in itertools.product(options.nets.split(","), options.schemes.split(",")):
+        yield {"name": name, "net": net, "source": NETS[net][1], "recipe": "robust", "seed": 0}
+
+
+def measure(cell: str, *, name: str, net: str, source: str, recipe: str, seed: int) -> None:
+    """One record, unless it is there."""
+    arch, _, owner = NETS[net]
+    shorter = SHORTER if net == "mlp" else SHORTEST
+    stated = shorter.get(name, {}) if cell == "integrity" else RECIPES[recipe][name]
+    scheme = SCHEMES.build(name, stated).as_dict()
+    params = {"cell": cell, "scheme": name, "scheme_params": scheme, "arch": arch, "data": source, "net": net}
+    params |= {"recipe": recipe, "owner": owner.as_dict(), "max_false_positive": RATE, "code": code()}
+    if cell == "integrity":
+        params["keys"] = KEYS[name]
+    path = RECORDS / f"{name}-{cell}{_suffix(source, recipe) if net == 'mlp' else f'-{net}'}-seed{seed}.json"
+    if is_done(path, params):
+        return
+    run, data = Run("benchmark.watermark-baselines", seed=seed, params=params), owner_data(source)
+    CELLS[cell](run, name, data, owner_model(source, seed, net), Rng(seed).child("baselines", cell, name))
+    run.record().write(path, force=True)
+    print(path.stem, flush=True)
 
 
 def _suffix(source: str, recipe: str) -> str:
@@ -274,9 +306,9 @@ def summary(records: list[Record]) -> str:
         "",
         title,
         "",
-        "| scheme | keys (trigger sets) | at 1e-2 (99 % interval) | at 1e-3 | at 1e-6 | pairs owned |",
+        "| scheme | network | keys (trigger sets) | at 1e-2 (99 % interval) | at 1e-3 | at 1e-6 | pairs owned |",
     ]
-    lines += ["|---" * 6 + "|"]
+    lines += ["|---" * 7 + "|"]
     for record in (r for r in records if r.params["cell"] == "integrity"):
         found = record.results
         parts = []
@@ -285,7 +317,8 @@ def summary(records: list[Record]) -> str:
             parts.append(f"{row['count']} ({low:.0f} to {high:.0f})")
         models = f"{found['models']['count']} of {found['models']['n']}"
         keys = f"{found['keys']:,} ({found['trigger_sets']})"
-        lines.append(f"| {record.params['scheme']} | {keys} | {' | '.join(parts)} | {models} |")
+        where = f"{record.params['arch'].partition(':')[2]}, {record.params['data']}"
+        lines.append(f"| {record.params['scheme']} | {where} | {keys} | {' | '.join(parts)} | {models} |")
     lines += [
         "",
         "`zhang` and `ewe` reject less than their bound: innocents answer the source class, which no label is.",
