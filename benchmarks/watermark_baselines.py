@@ -249,7 +249,8 @@ def measure(cell: str, *, name: str, net: str, source: str, recipe: str, seed: i
     shorter = SHORTER if net == "mlp" else SHORTEST
     stated = shorter.get(name, {}) if cell == "integrity" else RECIPES[recipe][name]
     scheme = SCHEMES.build(name, stated).as_dict()
-    params = {"cell": cell, "scheme": name, "scheme_params": scheme, "arch": arch, "data": source, "net": net}
+    params: dict[str, Any] = {"cell": cell, "scheme": name, "scheme_params": scheme}
+    params |= {"net": net, "arch": arch, "data": source}
     params |= {"recipe": recipe, "owner": owner.as_dict(), "max_false_positive": RATE, "code": code()}
     if cell == "integrity":
         params["keys"] = KEYS[name]
