@@ -67,7 +67,11 @@ BEFORE: dict[str, dict[str, Any]] = {
     **{name: {"gap": 0.0, "drift": 0.3} for name in TRIGGERS},
 }
 PAPER = {name: {"recipe": "paper"} for name in ("hash-bound", "uchida")}
-RECIPES = {"robust": {name: {} for name in NAMES}, "before": BEFORE, "paper": PAPER}
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    "robust": {name: {} for name in NAMES},
+    "before": BEFORE,
+    "paper": PAPER,
+}
 # Integrity: the same law, at less work.
 SHORTER: dict[str, dict[str, Any]] = {"hash-bound": {"bits": 64}}
 SHORTEST: dict[str, dict[str, Any]] = {**SHORTER, "blackmarks": {"bits": 32, "votes": 5}}  # on the larger networks
