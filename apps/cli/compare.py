@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from deepseal.apps.cli.common import Json, Params, RecordFile, Seed, remark, running
+from deepseal.apps.cli.exits import Exit
 
 ATTACKS = "quick, standard, full or none; or attacks with commas, such as prune?sparsity=0.8,fine-tune?epochs=5."
 
@@ -44,9 +45,10 @@ def compare(
     All verdicts are the schemes' own at the stated rate. The folder keeps a small file for every cell: an interrupted
     comparison goes on when the same command is given again. It ends with record.json, report.html and tables.md there.
     Parameters of a scheme are given as -p scheme.name=value, those of the owner's training as -p owner.name=value.
+    Exit code: 3 where no scheme could be embedded anywhere.
     """
     own = tuple(out / name for name in ("record.json", "report.html", "tables.md"))
-    with running("watermark.compare", json=json, record=record, force=True, seed=seed, inputs=own) as (run, _):
+    with running("watermark.compare", json=json, record=record, force=True, seed=seed, inputs=own) as (run, finished):
         from deepseal.apps.compare.plan import Plan, parse_attacks, parse_owner, parse_schemes, parse_sizes
         from deepseal.apps.compare.run import Mode
         from deepseal.apps.compare.run import compare as run_comparison
@@ -70,3 +72,6 @@ def compare(
         )
         mode: Mode = "estimate" if estimate else "report" if report_only else "all"
         run_comparison(run, plan, out, say=remark, mode=mode)
+        if not estimate and not any(pair["schemes"] for pair in run.results["pairs"]):
+            remark("no mark could be embedded: see `refused`")
+            finished.code = Exit.UNDECIDED

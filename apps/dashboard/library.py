@@ -13,6 +13,7 @@ import streamlit as st
 from deepseal.apps.dashboard import settings
 from deepseal.apps.dashboard.workspace import Workspace
 from deepseal.apps.report import words
+from deepseal.apps.report.headline import sentence
 from deepseal.errors import InputError
 from deepseal.record import Record, read_record
 
@@ -53,7 +54,7 @@ class Entry:
     @property
     def sentence(self) -> str:
         """What it says in one line."""
-        return words.sentence(self.record)
+        return sentence(self.record)
 
     @property
     def label(self) -> str:

@@ -11,6 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from deepseal.apps.report import comparison, detection, plots, story, words
+from deepseal.apps.report.headline import sentence
 from deepseal.record import Record
 
 _PAGE = "page.html.j2"
@@ -88,7 +89,7 @@ def _environment() -> jinja2.Environment:
         cell=words.cell,
         flat=words.flat,
         grid=words.grid,
-        sentence=lambda record: words.sentence(record, words.scientific),
+        sentence=lambda record: sentence(record, words.scientific),
         reading=lambda record: words.reading(record, words.scientific),
         meanings=_MEANINGS,
         missing=words.MISSING,

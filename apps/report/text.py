@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deepseal.apps.report import comparison, detection, story, words
+from deepseal.apps.report.headline import sentence
 from deepseal.record import Record
 
 _STYLES = {
@@ -23,11 +24,13 @@ _STYLES = {
 
 def show(record: Record) -> RenderableType:
     """One record: what it says in a sentence, the details, warnings and notes, and what it came from."""
-    parts: list[RenderableType] = [Text(words.sentence(record), style=_style(record))]
+    parts: list[RenderableType] = [Text(sentence(record), style=_style(record))]
     if comparison.is_comparison(record):
         record = record.model_copy(update={"results": comparison.brief(record.results)})
     if detection.is_evaluation(record):
         record = record.model_copy(update={"results": detection.brief(record.results)})
+    if asked := words.requests(record.results.get("query_log")):
+        record = record.model_copy(update={"results": {**record.results, "query_log": asked}})
     tables = {name: grid for name, value in record.results.items() if (grid := words.grid(value)) is not None}
     if record.kind == "watermark.verify" and record.status == "ok":
         parts += [Text(), _pairs("read from the model", _details(record))]
@@ -42,7 +45,8 @@ def show(record: Record) -> RenderableType:
     parts += [Text()] * bool(remarks) + [Text(f"{kind}: {words.clean(text)}", style="yellow") for kind, text in remarks]
     if record.kind == "demo" and record.status == "ok":
         return Group(*parts, Text(f"\nOpen {words.text(record.results.get('report'))} in a browser.", style="bold"))
-    parts += _section("parameters", record.params) + _section("fingerprints", record.fingerprints, 64)
+    prints = {name.removeprefix("data."): value for name, value in record.fingerprints.items()}
+    parts += _section("parameters", record.params) + _section("fingerprints", prints, 64)
     return Group(*parts, Text(), Text(_provenance(record), style="dim"))
 
 
@@ -86,6 +90,7 @@ def _details(record: Record) -> list[tuple[str, str]]:
         ("model", words.text(record.params.get("model", words.suspect(record.params)))),
         ("key", words.text(record.params.get("key"))),
         *aligned,
+        *([("queries", results["query_log"])] if "query_log" in results else []),
         ("readable bits", f"{words.count(results.get('bits'))}, unreadable {words.count(results.get('erasures'))}"),
         ("wrong bits", f"{words.count(results.get('bit_errors'))} ({words.percent(results.get('bit_error_rate'))})"),
         ("allowed wrong bits", words.allowed(results)),

@@ -251,35 +251,16 @@ def verdict(value: object) -> str:
     return VERDICTS.get(value, clean(value, 60)) if isinstance(value, str) and value else MISSING
 
 
-def sentence(record: Record, probability: Probability = probability) -> str:
-    """What a run did and found, in one line."""
-    if record.status != "ok":
-        return f"{clean(record.kind, 60)} {record.status}: {clean(record.error or 'no reason recorded')}"
-    results, params = record.results, record.params
-    if record.kind == "watermark.verify":
-        return f"{verdict(results.get('verdict'))}: {reading(record, probability)}"
-    if record.kind == "watermark.embed":
-        cost = f"{count(at(results, 'cost', 'updates'))} updates in {seconds(at(results, 'cost', 'embedding_seconds'))}"
-        return f"mark embedded: {wrong_bits(results)} bits wrong; {_accuracy_change(results)}; {cost}"
-    if record.kind == "watermark.keygen":
-        scheme, owner = text(params.get("scheme")), text(params.get("owner"))
-        encrypted = f"encrypted: {yes_no(results.get('encrypted'))}"
-        return f"key made: {count(results.get('bits'))} bits, scheme {scheme}, owner {owner}, {encrypted}"
-    if record.kind == "attack.run":
-        return f"attack {attack(record)}; {_accuracy_change(results)}"
-    if record.kind == "model.train":
-        return f"trained {text(params.get('arch'))} on {text(params.get('data'))}: accuracy {accuracy(results)}"
-    if record.kind == "model.evaluate":
-        return f"accuracy {accuracy(results)}"
-    if record.kind == "watermark.compare":
-        if "estimated_seconds" in results:
-            return f"{count(results.get('cells'))} cells to measure, about {seconds(results['estimated_seconds'])}"
-        pairs = results.get("pairs")
-        number = len(pairs) if isinstance(pairs, list) else None
-        return f"compared on {count(number)} pair{'' if number == 1 else 's'} of data and network"
-    if record.kind in _MONITORS:
-        return _MONITORS[record.kind](results)
-    return f"{clean(record.kind, 60)}: done"
+def requests(log: object) -> str | None:
+    """What a log of requests adds up to; None for anything else. The log itself is for the record."""
+    if not isinstance(log, list) or not log or not all(isinstance(row, Mapping) for row in log):
+        return None
+    inputs, spent = (sum(number(row.get(name)) or 0.0 for row in log) for name in ("inputs", "milliseconds"))
+    failed = sum(row.get("error") is not None for row in log)
+    rest = f"{failed} failed" if failed else "all answered"
+    plural = "" if len(log) == 1 else "s"
+    asked = f"{len(log):,} request{plural}, {count(inputs)} inputs, {seconds(spent / 1000)}, {rest}"
+    return f"{asked}; each is in the record (--json)"
 
 
 def flat(value: object, path: str = "") -> list[tuple[str, str]]:
@@ -302,43 +283,6 @@ def grid(value: object) -> tuple[list[str], list[list[Any]]] | None:
     left = [f"{len(every) - len(names)} more columns"] * (len(every) > len(names))
     left += [f"{len(value) - len(rows)} more rows"] * (len(value) > len(rows))
     return names, [*rows, [f"… {', '.join(left)}", *[""] * (len(names) - 1)]] if left and names else rows
-
-
-def _fitted(results: Mapping[str, Any]) -> str:
-    members = results.get("members")
-    named = [text(at(member, "title")) for member in members] if isinstance(members, list) else []
-    return f"fitted {', '.join(named)} on {count(results.get('samples'))} samples; calibrate it next"
-
-
-def _calibrated(results: Mapping[str, Any]) -> str:
-    limit = f"threshold {count(results.get('threshold'))} from {count(results.get('n'))} clean samples"
-    return f"{text(results.get('promise'))}: {limit}"
-
-
-def _detected(results: Mapping[str, Any]) -> str:
-    return f"{count(results.get('alarms'))} of {count(results.get('inputs'))} inputs raise the alarm"
-
-
-def _evaluated(results: Mapping[str, Any]) -> str:
-    rates = results.get("false_positives")
-    known = [row for row in rates if at(row, "guaranteed") is True] if isinstance(rates, list) else []
-    said = [f"{percent(at(row, 'realised', 'value'))} for {percent(at(row, 'nominal'))} promised" for row in known[:2]]
-    return f"false alarms: {', '.join(said) or MISSING}"
-
-
-_MONITORS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "defense.fit": _fitted,
-    "defense.calibrate": _calibrated,
-    "defense.detect": _detected,
-    "defense.evaluate": _evaluated,
-}
-
-
-def _accuracy_change(results: Mapping[str, Any]) -> str:
-    if "output_change" in results:
-        return f"its answers moved by {percent(results['output_change'])} of their size"
-    before, after = percent(results.get("accuracy_before")), percent(results.get("accuracy_after"))
-    return f"accuracy {before} before, {after} after ({points(results.get('accuracy_change_points'))})"
 
 
 def _flat(value: object, path: str, depth: int) -> Iterator[tuple[str, str]]:

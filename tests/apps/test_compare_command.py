@@ -373,3 +373,12 @@ def test_a_record_carries_no_markup(folder, tmp_path, capsys, monkeypatch):
     assert code == 0, err
     page = (tmp_path / "page.html").read_text()
     assert "<script" not in page and "<b onclick" not in page and "&lt;script&gt;" in page
+
+
+def test_everything_refused_is_no_success(tmp_path, capsys, monkeypatch):
+    line = "watermark compare --data digits --arch deepseal.adapter.zoo:mlp --out c --schemes uchida --seeds 1 --nets 0"
+    few = " --epochs 1 --limit 200 --attacks none --sizes none --keys 0 -p uchida.bits=99999 --json"
+    code, out, err = run(capsys, monkeypatch, tmp_path, *(line + few).split())
+    assert (code, err.splitlines()[-1]) == (3, "deepseal: no mark could be embedded: see `refused`")
+    (reason,) = json.loads(out)["results"]["refused"]
+    assert "99999" in reason["reason"]

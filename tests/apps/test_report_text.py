@@ -10,6 +10,7 @@ from report_pages import printed, squeezed
 from report_records import changed, of_kind
 
 from deepseal.apps.report import story, text, words
+from deepseal.apps.report.headline import sentence
 from deepseal.record import Record
 
 
@@ -18,7 +19,7 @@ def test_a_verification_reads_verdict_first(records: list[Record]) -> None:
     assert check.results["p_value"] == pytest.approx(2.0**-256)
     expected = "owned: 0 of 256 bits wrong; a model without this mark would do as well with probability 9e-78"
     expected += "; allowed at 1e-9: 80"
-    assert words.sentence(check) == expected
+    assert sentence(check) == expected
     shown = squeezed(text.show(check))
     assert shown.startswith(expected)
     null = check.results["null"]
@@ -36,7 +37,7 @@ def test_warnings_follow_the_details(records: list[Record]) -> None:
 
 
 def test_every_kind_has_a_sentence(records: list[Record]) -> None:
-    shown = {record.kind: words.sentence(record) for record in reversed(records) if record.status == "ok"}
+    shown = {record.kind: sentence(record) for record in reversed(records) if record.status == "ok"}
     train, embed = records[0].results, of_kind(records, "watermark.embed")[0].results
     assert shown["model.train"].startswith(
         f"trained deepseal.adapter.zoo:mlp on digits: accuracy {words.percent(train['accuracy'])} (95% interval "
@@ -46,9 +47,9 @@ def test_every_kind_has_a_sentence(records: list[Record]) -> None:
     assert words.percent(embed["accuracy_after"]) in shown["watermark.embed"]
     assert shown["attack.run"].startswith("attack none: a plain copy; accuracy ")
     evaluated = changed(records[0], kind="model.evaluate")
-    assert words.sentence(evaluated).startswith("accuracy ")
+    assert sentence(evaluated).startswith("accuracy ")
     (failed,) = [record for record in records if record.status == "failed"]
-    assert words.sentence(failed) == f"attack.run failed: {failed.error}"
+    assert sentence(failed) == f"attack.run failed: {failed.error}"
 
 
 def test_the_table_has_one_row_a_model(records: list[Record]) -> None:
@@ -128,3 +129,37 @@ def test_text_needs_neither_torch_nor_jinja_nor_matplotlib() -> None:
     code = "import sys, deepseal.apps.report.text; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "jinja2", "matplotlib"} & set(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "results", "expected"),
+    [
+        ("model.inspect", {"architecture": "m:f", "parameters": 1234}, "m:f, 1,234 parameters"),
+        ("model.serve", {"queries": 256, "requests": 4, "refused": 1}, "answered 256 queries in 4 requests, 1 refused"),
+        (
+            "watermark.inspect",
+            {"advised": 320, "limit": 10240, "layers": [{}]},
+            "room for 320 bits that last, 10,240 at most, in 1 layer",
+        ),
+        ("watermark.inspect", {"scheme": "adi", "bits": 100, "owner": "Ex"}, "a key of Ex: adi, 100 bits"),
+        ("attack.list", {"attacks": [{}, {}]}, "2 attacks to choose from"),
+        ("private.serve", {"clients": 1, "questions": 2, "failures": 0}, "served 1 clients, 2 questions, 0 failures"),
+        ("report.html", {"file": "r.html", "records": 1}, "wrote r.html from 1 record"),
+        ("report.pdf", {"file": 7, "records": "many"}, "wrote not recorded from not recorded records"),
+        ("somebody.elses", {"file": "x"}, "somebody.elses: done"),
+    ],
+)
+def test_headlines(records: list[Record], kind: str, results: dict[str, object], expected: str) -> None:
+    assert sentence(changed(records[0], kind=kind, results=results)) == expected
+
+
+def test_a_log_of_requests_is_one_line(records: list[Record]) -> None:
+    row = {"inputs": 64, "milliseconds": 50.0, "request_sha256": "a" * 64, "error": None}
+    check = of_kind(records, "watermark.verify")[0]
+    asked = changed(check, results={**check.results, "query_log": [row, {**row, "error": "late"}]})
+    shown = squeezed(text.show(asked))
+    assert "queries 2 requests, 128 inputs, 0.1 s, 1 failed; each is in the record (--json)" in shown
+    assert "aaaa" not in shown
+    for odd in (None, [], "text", [1, 2], {"inputs": 3}):
+        assert words.requests(odd) is None
+    assert words.requests([{"inputs": "many", "milliseconds": None}]).startswith("1 request, 0 inputs, 0 s, all")
