@@ -1,6 +1,9 @@
-"""The records of one demonstration, and their page."""
+"""A folder to work in, the records of one demonstration, and their page."""
 
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
 
 import pytest
 from report_pages import Node, check_page
@@ -18,3 +21,11 @@ def records() -> list[Record]:
 @pytest.fixture(scope="module")
 def page(records: list[Record]) -> Node:
     return check_page(render(records))
+
+
+@pytest.fixture
+def folder(files: Path, tmp_path: Path) -> Path:
+    """A fresh working folder with base.safetensors, marked.safetensors and owner.key."""
+    for path in files.iterdir():
+        shutil.copy(path, tmp_path / path.name)
+    return tmp_path

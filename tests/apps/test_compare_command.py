@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import ENVIRONMENT, run
 from scipy import stats
-from test_cli import ENVIRONMENT, run
 
 from deepseal.adapter import load
 from deepseal.apps.compare import tables

@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
+from command_line import run
 from pypdf import PdfReader
-from test_cli import run
 
 from deepseal.adapter import save
 from deepseal.record import read_record

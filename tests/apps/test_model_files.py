@@ -7,7 +7,7 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from test_cli import record_of, run
+from command_line import record_of, run
 from torch import nn
 from torch.nn.utils import parametrizations
 

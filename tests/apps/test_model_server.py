@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import torch
+from command_line import ENVIRONMENT, deepseal, record_of, run
 from served import description, scores, scripted, serving
-from test_cli import ENVIRONMENT, deepseal, record_of, run
 
 from deepseal.adapter import InputSpec, Oracle
 from deepseal.apps.model_server import Counts, Limits, serve_model

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from command_line import ENVIRONMENT
 from served import running
-from test_cli import ENVIRONMENT
 from test_model_server import call
 
 from deepseal.adapter import Split

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from command_line import record_of, run
 from served import scores, scripted, serving
-from test_cli import record_of, run
 
 from deepseal.adapter import InputSpec, Oracle
 from deepseal.adapter.http_client import HttpClient

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from command_line import record_of, run
 from served import serving
-from test_cli import record_of, run
 
 from deepseal.adapter import checkpoint
 from deepseal.watermark import load_key
