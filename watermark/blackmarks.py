@@ -69,11 +69,6 @@ class BlackMarks(TriggerScheme):
     settle: int = parameter(500, "updates a round on the task alone, after the marking", minimum=0, maximum=1_000_000)
 
     @property
-    def settling(self) -> int:
-        """Updates at the end of a round that are the task's alone; the paper has none."""
-        return self.settle if self.recipe == "robust" else 0
-
-    @property
     def models_needed(self) -> int:
         """Independent models that keygen trains where none are given."""
         return self.models if self.recipe == "robust" else 0

@@ -47,7 +47,7 @@ class LabelScheme(TriggerScheme):
     """A trigger mark whose triggers, or groups of them, are taught a class each."""
 
     # What keys that do not state it, being older, were embedded with.
-    earlier: ClassVar[Mapping[str, Any]] = MappingProxyType({"gap": 0.0})
+    earlier: ClassVar[Mapping[str, Any]] = MappingProxyType({"gap": 0.0, "settle": 0})
 
     gap: float = parameter(
         10.0,
@@ -56,6 +56,9 @@ class LabelScheme(TriggerScheme):
         maximum=1000.0,
     )
     drift: float = parameter(0.5, "weight noise the triggers are read through", minimum=0.0, maximum=10.0)
+    settle: int = parameter(
+        150, "updates a round on the task alone, after the marking (robust)", minimum=0, maximum=1_000_000
+    )
 
     def loss(self, model: Classifier, data: Split, key: Key) -> Loss:
         """What embedding minimises."""

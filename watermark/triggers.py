@@ -82,8 +82,8 @@ class TriggerScheme(Parameters):
 
     @property
     def settling(self) -> int:
-        """Updates at the end of a round that are the task's alone."""
-        return self.settle
+        """Updates at the end of a round that are the task's alone; the papers' recipes have none."""
+        return 0 if getattr(self, "recipe", "robust") == "paper" else self.settle
 
     @property
     def models_needed(self) -> int:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,6 @@ class Zhang(LabelScheme):
     """
 
     name: ClassVar[str] = "zhang"
-    earlier: ClassVar[Mapping[str, Any]] = MappingProxyType({**LabelScheme.earlier, "settle": 0})
 
     kind: str = parameter("content", "what the triggers are", choices=("content", "noise", "unrelated"))
     recipe: str = parameter("robust", "how many patterns", choices=("robust", "paper"))
@@ -47,15 +45,7 @@ class Zhang(LabelScheme):
     keys: int = parameter(100, "images of the one pattern (paper)", minimum=1, maximum=100_000)
     size: float = parameter(0.4, "side of the stamp, as a share of the image's (content)", minimum=0.01, maximum=1.0)
     std: float = parameter(0.4, "standard deviation of the noise, as a share of the range", minimum=0.0, maximum=10.0)
-    settle: int = parameter(
-        150, "updates a round on the task alone, after the marking (robust)", minimum=0, maximum=1_000_000
-    )
     source: str | None = parameter(None, "data set of the unrelated images; none draws abstract ones (unrelated)")
-
-    @property
-    def settling(self) -> int:
-        """Updates at the end of a round that are the task's alone; the paper has none."""
-        return self.settle if self.recipe == "robust" else 0
 
     def draw(self, model: Classifier, data: Split, secret: bytes, independent: Sequence[BlackBox]) -> Triggers:
         """One pattern a group, on ``votes`` images of the group's source class.
