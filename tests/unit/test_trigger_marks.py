@@ -18,7 +18,7 @@ from deepseal.statistics import rate
 from deepseal.watermark import SCHEMES, Key, embed, extract, images, verify
 from deepseal.watermark.adi import Adi
 from deepseal.watermark.deepsigns_blackbox import DeepSignsBlackBox
-from deepseal.watermark.ewe import soft_nearest_neighbour
+from deepseal.watermark.ewe import EWE, soft_nearest_neighbour
 from deepseal.watermark.independent import fresh, independent_models
 from deepseal.watermark.latent_density import LatentDensity
 from deepseal.watermark.le_merrer import LeMerrer, signed_gradient_step
@@ -201,7 +201,7 @@ def test_independent_models_raise_the_chance(base, digits):
 def test_triggers_leave_the_statistics_of_normalisation_to_the_data(digits):
     model = initialise("deepseal.adapter.zoo:cnn", digits.spec, Rng(0))
     some = digits.train.take(torch.arange(200))
-    key = Adi(steps=1, rounds=1).keygen(model, some, owner="me", rng=Rng(0))
+    key = Adi(steps=1, rounds=1, settle=0).keygen(model, some, owner="me", rng=Rng(0))
     marked = embed(model, some, key, rng=Rng(1)).module
     recipe = Recipe(steps=1, learning_rate=1e-3, schedule="cosine")
     plain = train(model, some, recipe=recipe, rng=Rng(1)).module
@@ -244,12 +244,15 @@ def test_the_loss_reads_the_key_s_labels(base, digits):
     )
 
 
-def test_zhang_settles_and_older_keys_do_not(base, digits):
-    key = Zhang().keygen(base, digits.train, owner="me", rng=Rng(3))
+@pytest.mark.parametrize(
+    ("scheme", "settling"), [(Zhang, 150), (Adi, 150), (LeMerrer, 150), (DeepSignsBlackBox, 150), (EWE, 0)]
+)
+def test_label_marks_settle_and_older_keys_do_not(scheme, settling, base, digits):
+    key = scheme().keygen(base, digits.train, owner="me", rng=Rng(3))
     older = dataclasses.replace(key, params={k: v for k, v in key.params.items() if k not in ("gap", "settle")})
-    assert (scheme_of(key).settling, scheme_of(key).gap) == (150, 10.0)
+    assert (scheme_of(key).settling, scheme_of(key).gap) == (settling, 10.0)
     assert (scheme_of(older).settling, scheme_of(older).gap) == (0, 0.0)
-    assert Zhang(recipe="paper").settling == 0
+    assert scheme(recipe="paper", settle=150).settling == 0
 
 
 def test_the_gap_is_asked_of_every_trigger(base, digits):
