@@ -113,11 +113,11 @@ class DeepSigns(Parameters):
         readings = layer_readings(model, layers, self.pool)
         layer_bits = deal(self.bits, {name: reading.advised for name, reading in readings.items()})
         for name, bits in layer_bits.items():
-            width = readings[name].width
-            if bits > width * len(carriers):
+            limit = readings[name].width * len(carriers)
+            if bits > limit:
                 raise InputError(
-                    f"at most {width} bits a carrier in layer {name}",
-                    found=f"{-(-bits // len(carriers))}",
+                    f"at most {limit} bits in layer {name}",
+                    found=f"{bits} of {self.bits}",
                     do=f"use fewer than {self.bits} bits, more carriers or more layers",
                 )
         public: dict[str, Any] = {

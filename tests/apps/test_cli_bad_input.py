@@ -51,7 +51,7 @@ class TestBadInput:
         ("line", "words"),
         [
             (f"{KEYGEN} -p layers=fc9", ["known layer", "'fc9'", "'fc1'"]),
-            (f"{KEYGEN} -p bits=99999", ["bits a carrier"]),
+            (f"{KEYGEN} -p bits=99999", ["at most 5120 bits in layer fc1", "of 99999"]),
             (f"{KEYGEN} -p bits=many", ["bits as a whole number", "'many'"]),
             (f"{KEYGEN} -p bts=64", ["'bits'"]),
             (f"{KEYGEN} -p steps=1e9", ["steps as a whole number", "'1e9'"]),

@@ -249,8 +249,8 @@ class TestDeepSigns:
         ("params", "message"),
         [
             ({"layers": ("fc9",)}, "known layer"),
-            ({"bits": 20_000}, "bits a carrier"),
-            ({"layers": ("fc3",), "bits": 200}, "at most 10 bits a carrier"),
+            ({"bits": 20_000}, "at most 5120 bits in layer fc1; found 10000 of 20000"),
+            ({"layers": ("fc3",), "bits": 200}, "at most 100 bits in layer fc3; found 200 of 200"),
             ({"carriers": (0, 0)}, "distinct carrier"),
             ({"carriers": (12,)}, "carrier classes 0"),
         ],
