@@ -9,7 +9,10 @@ from command_line import record_of, run
 from served import serving
 
 from deepseal.adapter import checkpoint
+from deepseal.apps import workflow
+from deepseal.rng import Rng
 from deepseal.watermark import load_key
+from deepseal.watermark.adi import Adi
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,15 @@ def test_a_mark_that_costs_accuracy_says_how_a_key_would_cost_less(capsys, monke
     (warning,) = embedded["warnings"]
     assert f"cost {-embedded['accuracy_change_points']:.1f} points" in warning
     assert "-p steps=60 (twice the updates)" in warning
+
+
+@pytest.mark.parametrize(
+    ("params", "advised"),
+    [({}, "settle=500"), ({"settle": 600}, "settle=1200"), ({"recipe": "paper", "steps": 40}, "steps=80")],
+)
+def test_what_a_mark_in_answers_would_rather_be_made_with(params, advised, base, digits):
+    key = Adi(**params).keygen(base, digits.train, owner="me", rng=Rng(0))
+    assert f"; a new key with -p {advised} " in workflow._gentler(key)
 
 
 def test_white_box_schemes_by_name(capsys, monkeypatch, folder):
