@@ -299,7 +299,8 @@ def _gentler(key: Key) -> str:
     """How a new key would cost less: more updates after the marking, or with it."""
     settle, steps = key.params.get("settle"), key.params.get("steps")
     if isinstance(settle, int) and key.params.get("recipe") != "paper":
-        return f"; a new key with -p settle={max(500, 2 * settle)} (updates on the task at the end) gives back a part of it"
+        longer = max(500, 2 * settle)
+        return f"; a new key with -p settle={longer} (updates on the task at the end) gives back a part of it"
     if isinstance(steps, int):
         return f"; a new key with -p steps={2 * steps} (twice the updates) usually costs less"
     return ""
