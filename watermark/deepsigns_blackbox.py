@@ -47,6 +47,9 @@ class DeepSignsBlackBox(LabelScheme):
     models: int = parameter(4, "independent models to train where none are given (robust)", minimum=0, maximum=1000)
     recipe: str = parameter("robust", "how to choose the key inputs", choices=("robust", "paper"))
     significance: float = parameter(1e-3, "p of the paper's rule", minimum=1e-300, maximum=1.0)
+    settle: int = parameter(
+        500, "updates a round on the task alone, after the marking (robust)", minimum=0, maximum=1_000_000
+    )
 
     @property
     def models_needed(self) -> int:

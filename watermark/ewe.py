@@ -44,10 +44,6 @@ class EWE(LabelScheme):
     votes: int = parameter(8, "images a pattern (robust)", minimum=1, maximum=10_000)
     keys: int = parameter(100, "images of the one pattern (paper)", minimum=1, maximum=100_000)
     size: float = parameter(0.4, "side of the pattern, as a share of the image's", minimum=0.01, maximum=1.0)
-    # Settling takes two thirds of the margin of its weakest patterns, and pruning by 80 % then hides them.
-    settle: int = parameter(
-        0, "updates a round on the task alone, after the marking (robust)", minimum=0, maximum=1_000_000
-    )
     kappa: float = parameter(1.0, "weight of the soft nearest neighbour loss", minimum=0.0, maximum=1e6)
     temperature: float = parameter(0.5, "temperature, in mean squared distances", minimum=1e-6, maximum=1e6)
     layers: tuple[str, ...] | None = parameter(None, "layers to entangle in; none takes the last three hidden ones")

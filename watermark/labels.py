@@ -56,9 +56,6 @@ class LabelScheme(TriggerScheme):
         maximum=1000.0,
     )
     drift: float = parameter(0.5, "weight noise the triggers are read through", minimum=0.0, maximum=10.0)
-    settle: int = parameter(
-        150, "updates a round on the task alone, after the marking (robust)", minimum=0, maximum=1_000_000
-    )
 
     def loss(self, model: Classifier, data: Split, key: Key) -> Loss:
         """What embedding minimises."""

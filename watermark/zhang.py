@@ -45,6 +45,9 @@ class Zhang(LabelScheme):
     keys: int = parameter(100, "images of the one pattern (paper)", minimum=1, maximum=100_000)
     size: float = parameter(0.4, "side of the stamp, as a share of the image's (content)", minimum=0.01, maximum=1.0)
     std: float = parameter(0.4, "standard deviation of the noise, as a share of the range", minimum=0.0, maximum=10.0)
+    settle: int = parameter(
+        150, "updates a round on the task alone, after the marking (robust)", minimum=0, maximum=1_000_000
+    )
     source: str | None = parameter(None, "data set of the unrelated images; none draws abstract ones (unrelated)")
 
     def draw(self, model: Classifier, data: Split, secret: bytes, independent: Sequence[BlackBox]) -> Triggers:
