@@ -8,8 +8,7 @@ random, whatever unmarked models say; keys lie at the border of several models; 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,8 +49,6 @@ class BlackMarks(TriggerScheme):
     """
 
     name: ClassVar[str] = "blackmarks"
-    # What keys that do not state it, being older, were embedded with.
-    earlier: ClassVar[Mapping[str, Any]] = MappingProxyType({"hold": 0.0})
 
     bits: int = parameter(64, "length of the message", minimum=1, maximum=100_000)
     votes: int = parameter(41, "keys a bit (robust)", minimum=1, maximum=10_000)
@@ -69,8 +66,7 @@ class BlackMarks(TriggerScheme):
     recipe: str = parameter("robust", "how to choose and teach the keys", choices=("robust", "paper"))
     significance: float = parameter(1e-3, "p of the paper's rule", minimum=1e-300, maximum=1.0)
     batch: int = parameter(256, "triggers an update", minimum=1, maximum=4096)
-    settle: int = parameter(500, "updates a round on the task, after the marking", minimum=0, maximum=1_000_000)
-    hold: float = parameter(0.05, "share of the keys' loss that stays while it settles", minimum=0.0, maximum=1.0)
+    settle: int = parameter(500, "updates a round on the task alone, after the marking", minimum=0, maximum=1_000_000)
 
     @property
     def models_needed(self) -> int:

@@ -64,7 +64,5 @@ def embedding_cost(model: Classifier, data: Split, key: Key, *, rng: Rng, pairs:
                 training.step()
                 times.append(time.perf_counter() - start)
     usual, own = (statistics.median(times[2:] or times) if times else 0.0 for times in seconds.values())
-    scheme = scheme_of(key)
-    plainly = 0 if getattr(scheme, "hold", 0.0) else getattr(scheme, "settling", 0)  # updates that do not mark
-    settling = plainly / max(1, len(marking))
+    settling = getattr(scheme_of(key), "settling", 0) / max(1, len(marking))  # share of updates that do not mark
     return Cost(len(marking), (1.0 - settling) * own + settling * usual, usual, owner.get("updates"))

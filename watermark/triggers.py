@@ -76,14 +76,13 @@ class TriggerScheme(Parameters):
     steps: int = parameter(1000, "updates a round", minimum=1, maximum=1_000_000)
     learning_rate: float = parameter(1e-3, "step size of Adam", minimum=1e-9, maximum=10.0)
     settle: int = parameter(
-        0, "further updates a round on the task, with an optimiser that starts anew", minimum=0, maximum=1_000_000
+        0, "further updates a round on the task alone, with an optimiser that starts anew", minimum=0, maximum=1_000_000
     )
-    hold: float = parameter(0.0, "share of the triggers' loss that stays while it settles", minimum=0.0, maximum=1.0)
     rounds: int = parameter(4, "most rounds of embedding, while a trigger reads wrong", minimum=1, maximum=100)
 
     @property
     def settling(self) -> int:
-        """Updates at the end of a round that are the task's, but for ``hold``; the papers' recipes have none."""
+        """Updates at the end of a round that are the task's alone; the papers' recipes have none."""
         return 0 if getattr(self, "recipe", "robust") == "paper" else self.settle
 
     @property
@@ -218,8 +217,8 @@ class TriggerLoss(MarkLoss):
     """CE on the data + strength * CE on a draw of the triggers, read through noisy weights.
 
     The triggers pass with batch normalisation in evaluation mode: they are unlike the data, and their statistics would
-    neither be met at verification nor be good for the running ones. In the last ``settling`` updates only ``hold`` of
-    the triggers' part is left.
+    neither be met at verification nor be good for the running ones. In the last ``settling`` updates there is only the
+    data's part.
     """
 
     def __init__(self, model: Classifier, key: Key, scheme: TriggerScheme) -> None:
@@ -231,10 +230,7 @@ class TriggerLoss(MarkLoss):
     def __call__(self, step: Step) -> Iterator[Tensor]:
         """All terms of an update."""
         settling = self._scheme.settling > 0 and step.index >= self._scheme.steps
-        share = self._scheme.hold if settling else 1.0
-        yield self._task(step)
-        if share:
-            yield from (share * term for term in self.mark(step.module, step.generator))
+        yield from [self._task(step)] if settling else super().__call__(step)
 
     def mark(self, module: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
         """The triggers' part of the loss."""
