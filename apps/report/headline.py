@@ -85,7 +85,7 @@ def _held(results: Mapping[str, Any]) -> str:
 
 
 def _answered(results: Mapping[str, Any]) -> str:
-    requests = f"{count(results.get('requests'))} requests, {count(results.get('refused'))} refused"
+    requests = f"{_counted(results.get('requests'), 'request')}, {count(results.get('refused'))} refused"
     return f"answered {count(results.get('queries'))} queries in {requests}"
 
 
@@ -112,13 +112,11 @@ def _evaluated(results: Mapping[str, Any]) -> str:
 
 
 def _served(results: Mapping[str, Any]) -> str:
-    people = f"{count(results.get('clients'))} clients, {count(results.get('questions'))} questions"
-    return f"served {people}, {count(results.get('failures'))} failures"
+    return f"served {', '.join(_counted(results.get(f'{one}s'), one) for one in ('client', 'question', 'failure'))}"
 
 
 def _written(results: Mapping[str, Any]) -> str:
-    records = count(results.get("records"))
-    return f"wrote {text(results.get('file'))} from {records} record{'' if records == '1' else 's'}"
+    return f"wrote {text(results.get('file'))} from {_counted(results.get('records'), 'record')}"
 
 
 _OF_RESULTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -146,7 +144,10 @@ _OF_RESULTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 def _how_many(results: Mapping[str, Any], name: str, one: str) -> str:
     listed = results.get(name)
-    number = len(listed) if isinstance(listed, list) else None
+    return _counted(len(listed) if isinstance(listed, list) else None, one)
+
+
+def _counted(number: object, one: str) -> str:
     return f"{count(number)} {one}{'' if number == 1 else 's'}"
 
 

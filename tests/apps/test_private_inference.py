@@ -51,7 +51,7 @@ def serving(folder, *more):
         run.send_signal(signal.SIGINT)
         out, _ = run.communicate(timeout=30)
         assert run.returncode == 0, out
-        assert "private.serve: done" in out
+        assert out.startswith("served ") and "private.serve, " in out
 
 
 def run_private(folder, *words):

@@ -143,7 +143,7 @@ def test_text_needs_neither_torch_nor_jinja_nor_matplotlib() -> None:
         ),
         ("watermark.inspect", {"scheme": "adi", "bits": 100, "owner": "Ex"}, "a key of Ex: adi, 100 bits"),
         ("attack.list", {"attacks": [{}, {}]}, "2 attacks to choose from"),
-        ("private.serve", {"clients": 1, "questions": 2, "failures": 0}, "served 1 clients, 2 questions, 0 failures"),
+        ("private.serve", {"clients": 1, "questions": 2, "failures": 0}, "served 1 client, 2 questions, 0 failures"),
         ("report.html", {"file": "r.html", "records": 1}, "wrote r.html from 1 record"),
         ("report.pdf", {"file": 7, "records": "many"}, "wrote not recorded from not recorded records"),
         ("somebody.elses", {"file": "x"}, "somebody.elses: done"),

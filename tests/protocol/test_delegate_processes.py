@@ -85,7 +85,7 @@ def process(*words, said):
                 run.send_signal(signal.SIGINT)
                 out, err = run.communicate(timeout=30)
                 assert run.returncode == 0, err
-                assert ": done" in out
+                assert out.startswith("served ")
         finally:
             if run.poll() is None:
                 run.kill()
