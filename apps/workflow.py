@@ -291,7 +291,7 @@ def run_evasion(
 def _easier(key: Key) -> str:
     """How a new key would be embedded more surely."""
     if "gap" in key.params and key.params.get("drift", 0.0) > _LITTLE:
-        return f"with -p drift={_LITTLE} -p settle=500 (batch normalisation bears less noise than the usual 0.5)"
+        return f"with -p drift={_LITTLE} -p settle=500 (some networks bear less noise than the usual 0.5)"
     return "with more steps or fewer bits"
 
 

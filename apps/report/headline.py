@@ -13,6 +13,7 @@ from deepseal.apps.report.words import (
     attack,
     clean,
     count,
+    counted,
     percent,
     points,
     probability,
@@ -85,7 +86,7 @@ def _held(results: Mapping[str, Any]) -> str:
 
 
 def _answered(results: Mapping[str, Any]) -> str:
-    requests = f"{_counted(results.get('requests'), 'request')}, {count(results.get('refused'))} refused"
+    requests = f"{counted(results.get('requests'), 'request')}, {count(results.get('refused'))} refused"
     return f"answered {count(results.get('queries'))} queries in {requests}"
 
 
@@ -112,11 +113,11 @@ def _evaluated(results: Mapping[str, Any]) -> str:
 
 
 def _served(results: Mapping[str, Any]) -> str:
-    return f"served {', '.join(_counted(results.get(f'{one}s'), one) for one in ('client', 'question', 'failure'))}"
+    return f"served {', '.join(counted(results.get(f'{one}s'), one) for one in ('client', 'question', 'failure'))}"
 
 
 def _written(results: Mapping[str, Any]) -> str:
-    return f"wrote {text(results.get('file'))} from {_counted(results.get('records'), 'record')}"
+    return f"wrote {text(results.get('file'))} from {counted(results.get('records'), 'record')}"
 
 
 _OF_RESULTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -144,11 +145,7 @@ _OF_RESULTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 def _how_many(results: Mapping[str, Any], name: str, one: str) -> str:
     listed = results.get(name)
-    return _counted(len(listed) if isinstance(listed, list) else None, one)
-
-
-def _counted(number: object, one: str) -> str:
-    return f"{count(number)} {one}{'' if number == 1 else 's'}"
+    return counted(len(listed) if isinstance(listed, list) else None, one)
 
 
 def _accuracy_change(results: Mapping[str, Any]) -> str:

@@ -90,7 +90,7 @@ def _details(record: Record) -> list[tuple[str, str]]:
         ("model", words.text(record.params.get("model", words.suspect(record.params)))),
         ("key", words.text(record.params.get("key"))),
         *aligned,
-        *([("queries", results["query_log"])] if "query_log" in results else []),
+        *([("queries", words.clean(results["query_log"]))] if "query_log" in results else []),
         ("readable bits", f"{words.count(results.get('bits'))}, unreadable {words.count(results.get('erasures'))}"),
         ("wrong bits", f"{words.count(results.get('bit_errors'))} ({words.percent(results.get('bit_error_rate'))})"),
         ("allowed wrong bits", words.allowed(results)),

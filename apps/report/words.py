@@ -57,6 +57,11 @@ def count(value: object) -> str:
     return MISSING if known is None else f"{known:,.0f}" if known.is_integer() and known < 1e15 else f"{known:,.4g}"
 
 
+def counted(value: object, one: str) -> str:
+    """So many of something, ``one`` being the word for one of it."""
+    return f"{count(value)} {one}{'' if value == 1 else 's'}"
+
+
 def percent(value: object) -> str:
     """A share of one, in percent."""
     known = number(value)
@@ -258,8 +263,7 @@ def requests(log: object) -> str | None:
     inputs, spent = (sum(number(row.get(name)) or 0.0 for row in log) for name in ("inputs", "milliseconds"))
     failed = sum(row.get("error") is not None for row in log)
     rest = f"{failed} failed" if failed else "all answered"
-    plural = "" if len(log) == 1 else "s"
-    asked = f"{len(log):,} request{plural}, {count(inputs)} inputs, {seconds(spent / 1000)}, {rest}"
+    asked = f"{counted(len(log), 'request')}, {count(inputs)} inputs, {seconds(spent / 1000)}, {rest}"
     return f"{asked}; each is in the record (--json)"
 
 

@@ -162,4 +162,5 @@ def test_a_log_of_requests_is_one_line(records: list[Record]) -> None:
     assert "aaaa" not in shown
     for odd in (None, [], "text", [1, 2], {"inputs": 3}):
         assert words.requests(odd) is None
+        assert "queries" in squeezed(text.show(changed(check, results={**check.results, "query_log": odd})))
     assert words.requests([{"inputs": "many", "milliseconds": None}]).startswith("1 request, 0 inputs, 0 s, all")
